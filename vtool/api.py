@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Picture = str | PathLike[str] | Image
 
 
-def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
+def load(recipe: str | PathLike[str], *overrides: str, **wrong: object) -> "Loaded":
     """Compose and check a recipe, as `vtool validate-config` does.
 
     Args:
@@ -42,12 +42,14 @@ def load(recipe: str | PathLike[str], *overrides: str) -> "Loaded":
 
     Raises:
         vtool.Findings: everything that stands against running it, at once.
-        TypeError: overrides are given as a list.
+        TypeError: overrides are given as a list, or as named arguments.
     """
     from vtool.config.load import load_run
 
-    if not all(isinstance(each, str) for each in overrides):
-        raise TypeError('overrides are arguments: vtool.load("digits", "train.steps=30")')
+    if wrong or not all(isinstance(each, str) for each in overrides):
+        raise TypeError('overrides are texts: vtool.load("digits", "train.steps=30")')
+    if not isinstance(recipe, str | PathLike):
+        raise TypeError(f"a recipe is a name or a path, not {type(recipe).__name__}")
     return load_run(str(recipe), overrides)
 
 

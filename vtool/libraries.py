@@ -42,6 +42,8 @@ def libraries_prepared() -> Iterator[None]:
     )
     from transformers.utils import logging
 
+    from vtool.diagnostics import Findings
+
     offline, bars = constants.HF_HUB_OFFLINE, logging.is_progress_bar_enabled()
     put_hub_back = disable_progress_bars if are_progress_bars_disabled() else enable_progress_bars
     added = prepare_libraries()
@@ -52,6 +54,11 @@ def libraries_prepared() -> Iterator[None]:
         logging.disable_progress_bar()
     try:
         yield
+    except Findings as error:
+        if type(error) is Findings:
+            raise
+        # of every rank alike: whoever has called a function need not know that
+        raise Findings(error.diagnostics, fatal=error.fatal) from error.__cause__
     finally:
         for name in added:
             os.environ.pop(name, None)

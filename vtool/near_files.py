@@ -15,6 +15,7 @@ _MOST_COMPARED = 200
 """Names of a folder that are compared letter by letter: there may be a row for each of millions."""
 _MOST_NAMED = 3
 _INVISIBLE = re.compile("[\u200b-\u200f\u2060\ufeff\u00ad]")
+_EXTENSION = re.compile(r"\.([A-Za-z]\w{0,9}|7z|3gp)?$")
 _QUERY = re.compile(
     r"(\.(?:png|jpe?g|gif|webp|bmp|tiff?|mp4|avi|mov|mkv|webm))[?#].*", re.IGNORECASE
 )
@@ -34,7 +35,8 @@ def _without_query(name: str) -> str:
 
 
 def _without_suffix(name: str) -> str:
-    return name.rpartition(".")[0] or name
+    """Return a name without its extension; what follows the dot of a version is none."""
+    return _EXTENSION.sub("", name) or name
 
 
 _FORMS: tuple[tuple[str, Callable[[str], str]], ...] = (

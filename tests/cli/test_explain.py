@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from vtool.cli.app import app
+from vtool.config.load import examine
 from vtool.config.settings import all_settings
 from vtool.config.shipped import recipe_names
 from vtool.diagnostics import RULES
@@ -167,6 +169,21 @@ def test_a_recipe_that_leaves_something_open_with_what() -> None:
     code, out, _ = explain("rows")
     assert code == 0
     assert "To be run, it needs:\n  data.train=my.jsonl, a file or a folder of rows" in out
+    assert "\n  lr: 0.001  # recipes/rows.yaml:18:7\n" in out
+
+
+def test_settings_that_must_be_given_are_open_and_the_rest_is_a_recipe(tmp_path: Path) -> None:
+    code, out, _ = explain("finetune")
+    assert code == 0
+    settings = out.split("Its settings, and ??? where one must be given:\n")[1]
+    assert "\n  path: ???  # recipes/finetune.yaml:9:9\n" in settings
+    assert "\n  lr: 1.0e-05  # recipes/finetune.yaml:11:13\n" in settings
+    values = yaml.safe_load(settings)
+    assert values["data"]["train"] == values["model"]["path"] == "???"
+    (tmp_path / "mine.yaml").write_text(settings)
+    [*lacking] = examine(str(tmp_path / "mine.yaml")).findings
+    errors = [(one.rule, one.parameter) for one in lacking if one.severity == "error"]
+    assert errors == [("missing-key", "model.path"), ("missing-key", "data.train")]
 
 
 def test_a_recipe_of_ones_own(tmp_path: Path) -> None:

@@ -133,3 +133,30 @@ def test_a_turn_that_another_project_masks_is_not_learnt(tmp_path: Path) -> None
     (row,) = read(tmp_path, SHAREGPT, {"conversations": talk})
     assert list(row.supervised()) == [3]
     assert "train" not in row.messages[3]
+
+
+@pytest.mark.parametrize("formatting", ["sharegpt", "alpaca"])
+def test_an_image_that_is_not_in_the_folder_is_looked_for_where_we_run(
+    formatting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLaMA-Factory takes `data/images/0.png` of a row where it is run above `data`."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("data")
+    (folder / "images").mkdir(parents=True)
+    for name in ("data/images/0.png", "data/1.png", "1.png"):
+        picture(tmp_path / name)
+    images = ["data/images/0.png", "1.png"]
+    rows: dict[str, dict[str, Any]] = {
+        "sharegpt": {
+            "conversations": [
+                {"from": "human", "value": "<image><image>?"},
+                {"from": "gpt", "value": "It."},
+            ]
+        },
+        "alpaca": {"instruction": "<image><image>?", "output": "It."},
+    }
+    entry = {"file_name": "x.json", "formatting": formatting, "columns": {"images": "images"}}
+    (row,) = read(folder, entry, rows[formatting] | {"images": images})
+    assert row.images == [str(tmp_path / images[0]), "data/1.png"]
+    with pytest.raises(Findings, match="missing-image"):
+        read(folder, entry, rows[formatting] | {"images": ["data/images/9.png", "1.png"]})

@@ -213,6 +213,26 @@ def test_rows_that_the_run_was_trained_on_are_reported(
         data.unlink() if before is None else data.write_text(before)
 
 
+def test_rows_of_which_only_the_last_answer_is_scored_are_counted(
+    made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
+) -> None:
+    rows = read_lines(made[1])
+    for row in rows[:2]:
+        messages = row["messages"]
+        row["messages"] = [*messages, {"role": "user", "content": "Sure?"}, messages[-1]]
+    several = made[1].with_name("several.jsonl")
+    write_rows(several, rows)
+    done = evaluate(rows=str(several))
+    notes = [one for one in done.scored.notes if "answers" in one]
+    assert notes == [
+        f"2 of {len(rows)} rows have several answers: the last of each is scored;"
+        " data.turns=each asks for every one"
+    ]
+    each = evaluate(rows=str(several), given=("data.turns=each",), folder=tmp_path / "each")
+    assert len(each.answers) == len(rows) + 2
+    assert not any("answers" in one for one in each.scored.notes)
+
+
 def test_a_model_that_computes_nothing_has_no_nll(
     made: tuple[Path, Path], evaluate: Callable[..., Evaluated], tmp_path: Path
 ) -> None:

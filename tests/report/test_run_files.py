@@ -68,6 +68,15 @@ def test_a_damaged_result_is_no_result(run_folder: Path, content: str) -> None:
     assert any(notice.startswith("result.json is damaged") for notice in run.notices)
 
 
+@pytest.mark.parametrize("huge", [10**30, 10**400, -(10**30)])
+def test_a_number_that_no_axis_has_is_no_number(run_folder: Path, huge: int) -> None:
+    line = json.dumps({"step": huge, "loss": huge, "lr": 0.1})
+    (run_folder / "metrics.jsonl").write_text(f"{line}\n", encoding="utf-8")
+    (step,) = read_run(run_folder).steps
+    assert (step.step, step.loss) == (0, None)
+    write_report([run_folder], run_folder / "report.html")
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "data.json", "result.json"])
 def test_a_folder_in_the_place_of_a_file_is_a_notice(run_folder: Path, name: str) -> None:
     (run_folder / name).unlink(missing_ok=True)

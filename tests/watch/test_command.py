@@ -417,3 +417,49 @@ def test_a_model_that_is_not_read_is_named_with_what_is_asked_of_it(tmp_path: Pa
     assert "SGD trains MyModel, which has no language head" in done.stderr
     assert "get_output_embeddings()" in done.stderr
     assert "Read which of these it was" not in done.stderr  # it is known
+
+
+TRAINS = """\
+import torch
+from torch import nn
+optimizer = torch.optim.AdamW(nn.Linear(4, 4).parameters())
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import not_installed", "ModuleNotFoundError: No module named 'not_installed' (run.py:1)"),
+        (
+            f"{TRAINS}def of_mine():\n    nn.Linear(4, 4).to('nowhere')\nof_mine()",
+            "RuntimeError: Expected one of cpu, ",
+        ),
+        (
+            f"{TRAINS}raise TypeError('no warmup_ratio\\nmore')",
+            "TypeError: no warmup_ratio (run.py:4)",
+        ),
+        # its own steps are no crash before the first
+        (f"{TRAINS}optimizer.step()\nraise ValueError('late')", None),
+        (f"{TRAINS}import sys; sys.exit(3)", None),
+    ],
+)
+def test_what_ended_a_command_before_its_first_step_is_said(
+    script: str, said: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "run.py").write_text(script)
+    _, err = started(tmp_path, "--", sys.executable, "run.py").communicate()
+    assert "note[nothing-read VT992]" in err
+    assert ("it came to no step of an optimizer" in err) == (said is not None)
+    if said is not None:
+        assert f"it came to no step of an optimizer: {said}" in err
+        assert "help: mend that, and run it again" in err
+    if "of_mine" in script:  # the place is the user's own, not torch's
+        assert "(run.py:5)" in err
+
+
+def test_no_text_of_an_exception_is_kept_where_none_is_to_be(tmp_path: Path) -> None:
+    (tmp_path / "run.py").write_text("raise ValueError('a row of mine')")
+    process = started(tmp_path, "--to", "facts", "--no-text", "--", sys.executable, "run.py")
+    assert "no step of an optimizer: ValueError (run.py:1)" in process.communicate()[1]
+    (file,) = (tmp_path / "facts").glob("rank0-*.jsonl")
+    assert "a row of mine" not in file.read_text()

@@ -79,11 +79,14 @@ def _as_setting(option: str) -> str:
     """Return `: train.epochs=…` for an option such as `--epochs`; nothing where that is unknown."""
     from vtool.config.foreign.words import WORDS
     from vtool.config.settings import all_settings
+    from vtool.config.suggest import example_of
     from vtool.diagnostics.near_miss import ending
 
     word = option.lstrip("-").replace("-", "_")
     if word in _ELSEWHERE:
         return f"; {_ELSEWHERE[word]}"
+    if typed := example_of(word):
+        return f", such as {typed}"
     names = [setting.name for setting in all_settings() if not setting.groups]
     ours = WORDS[word].ours if word in WORDS else next(iter(ending(word, names)), None)
     return f": {ours}=…" if ours else ""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def explain(
-    topic: Annotated[
-        str | None,
+    topics: Annotated[
+        list[str] | None,
         typer.Argument(
             autocompletion=complete.topic,
             metavar="RULE|CODE|SETTING|RECIPE|ADVISORY",
@@ -31,18 +31,24 @@ def explain(
     ] = False,
 ) -> None:
     """Explain a rule, a setting, a recipe or a known bug; without an argument, list them."""
-    from vtool.config.resources import find_recipe
-    from vtool.config.shipped import recipe_names
-    from vtool.diagnostics import RULES
-
     if all:
         from vtool.diagnostics.markdown import as_markdown
 
         typer.echo(as_markdown(), nl=False)
         return
-    if topic is None:
+    if not topics:
         _print_list()
-        return
+    for number, topic in enumerate(topics or ()):
+        if number:
+            typer.echo()
+        _print_topic(topic)
+
+
+def _print_topic(topic: str) -> None:
+    from vtool.config.resources import find_recipe
+    from vtool.config.shipped import recipe_names
+    from vtool.diagnostics import RULES
+
     by_code = {rule.code: rule for rule in RULES.values()}
     if rule := RULES.get(topic.lower()) or by_code.get(topic.upper()):
         _print_rule(rule)
@@ -135,8 +141,8 @@ def _files_naming(rule: str) -> list[str]:
 
 
 def _print_recipe(topic: str, path: "Path") -> None:
-    """Print a recipe's comment, and its settings or those that it lacks."""
-    from vtool.config.load import effective_yaml, examine
+    """Print a recipe's comment, what it lacks, and its settings."""
+    from vtool.config.load import effective_yaml, examine, yaml_with_gaps
 
     typer.echo("\n".join(_first_comment(path)))
     examined = examine(topic)
@@ -146,6 +152,8 @@ def _print_recipe(topic: str, path: "Path") -> None:
     typer.echo("\nTo be run, it needs:")
     for finding in examined.findings:
         typer.echo(f"  {finding.help or finding.message}")
+    if settings := yaml_with_gaps(topic, examined.findings):
+        typer.echo(f"\nIts settings, and ??? where one must be given:\n{settings}", nl=False)
 
 
 def _print_settings(topic: str) -> None:
@@ -197,8 +205,24 @@ def _print_settings(topic: str) -> None:
 
     nearest = list(dict.fromkeys(likely))[:3]
     help = did_you_mean(nearest) or "`vtool explain` lists rules and recipes"
+    if word in _OF_REWARDS:
+        help = "it is a word of training by rewards (GRPO, PPO); vtool trains by SFT alone"
     typer.echo(f"there is no rule, setting or recipe `{printable(topic)}`\nhelp: {help}", err=True)
     raise typer.Exit(2)
+
+
+_OF_REWARDS = (
+    *(
+        "num_generations",
+        "reward_funcs",
+        "reward_weights",
+        "reward_model",
+        "kl_coef",
+        "epsilon_high",
+    ),
+    *("num_iterations", "max_completion_length", "scale_rewards", "rollout", "adv_estimator"),
+)
+"""Words by which people look for what vtool does not do."""
 
 
 def _words_of(text: str) -> set[str]:

@@ -10,6 +10,8 @@ from vtool.config.origins import Key, Origins
 from vtool.config.references import Unfollowed
 from vtool.diagnostics.printable import printable
 
+GAP = "???"
+"""The value of a setting that must be given, as a recipe has it."""
 _HEAD = "# The settings in force, each with where it comes from. This file is itself a recipe.\n"
 # What no YAML reader takes for anything but text; checked against YAML's own words (yes, null, …)
 # besides.
@@ -50,6 +52,8 @@ def _flow(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
+    if value == GAP:
+        return GAP
     if isinstance(value, str) and _PLAIN.fullmatch(value) and yaml.safe_load(value) == value:
         return value
     style = None

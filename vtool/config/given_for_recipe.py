@@ -13,14 +13,18 @@ from vtool.model_folder import MODEL_CONFIG, ModelFolder
 _WEIGHTS = ".safetensors"
 _SCRIPTS = {".py": "python", ".sh": "bash"}
 _VERL = re.compile(r"verl\b.*sft_trainer")
+_COMMANDS = (
+    *("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "sh"),
+    *("swift", "llamafactory-cli", "trl", "axolotl"),
+)
 _MOST_TEXT = 1 << 16
 _LEAST = 0.6
 """The share of a command's options that a trainer must know, whose file it seems to start."""
 _MOST_NAMED = 3
 ANOTHER_FAMILY = (
     "vtool trains image-text-to-text models of transformers: of any other, `vtool watch -- python"
-    " train.py` shows what its trainer teaches it, and `vtool load-check FOLDER` whether its"
-    " weights land"
+    " train.py` shows what its trainer teaches it, and `vtool load-check FOLDER`, of a folder with"
+    " its weights, whether they land"
 )
 """Help for a family that vtool does not have."""
 NOT_RECIPES = frozenset({_WEIGHTS, *_SCRIPTS})
@@ -39,7 +43,7 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
         what = "is a script, and no recipe"
         run = shlex.join([_SCRIPTS[path.suffix], recipe])
         help = f"vtool watch -- {run} shows what its training really teaches"
-        if trainer := _started_by(path):
+        if trainer := started_by(path):
             help += (
                 f"; vtool validate-config --from {trainer} {given} checks its settings, and with"
                 " --convert prints them as a recipe of vtool"
@@ -76,6 +80,27 @@ def given_for_recipe(recipe: str, path: Path) -> Diagnostic:
     return Diagnostic("unreadable-file", f"`{recipe}` {what}", help)
 
 
+def a_command(recipe: str) -> Diagnostic | None:
+    """Return the finding for a trainer's command that is given as one word, in quotes."""
+    try:
+        words = shlex.split(recipe)
+    except ValueError:
+        return None
+    if len(words) < 2 or words[0].rpartition("/")[2] not in _COMMANDS:
+        return None
+    from vtool.config.foreign.trainers import TRAINERS
+
+    commands = {name: one.command for name, one in TRAINERS.items()}
+    commands |= {"axolotl": ("axolotl", "train")}
+    started = (name for name, one in commands.items() if (*words[: len(one)],) == one)
+    trainer = next(started, "verl" if _VERL.search(recipe) else None)
+    help = f"vtool watch -- {recipe} shows what its training really teaches"
+    if trainer:
+        help += f"; vtool validate-config --from {trainer} FILE checks its settings, of its YAML"
+        help += " file or of a script that has the command, and --convert makes a recipe of them"
+    return Diagnostic("unknown-recipe", f"`{recipe}` is a command, and no recipe", help)
+
+
 def _rows_below(folder: Path) -> list[Path]:
     """Return the first folders with files of rows inside of a folder, at most two levels down."""
     try:
@@ -85,7 +110,7 @@ def _rows_below(folder: Path) -> list[Path]:
     return [path for path in sorted(inside) if has_rows_files(str(path))][:_MOST_NAMED]
 
 
-def _started_by(script: Path) -> str | None:
+def started_by(script: Path) -> str | None:
     """Return the trainer that a script of a shell starts, as `--from` takes its name."""
     try:
         text = small_file(script).decode()[:_MOST_TEXT] if script.suffix == ".sh" else ""

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from vtool.config import rules, tracker_packages
 from vtool.config.adapter_rate import with_rate_of_adapters
 from vtool.config.compose import Composed, compose_recipe
-from vtool.config.effective import as_yaml
+from vtool.config.effective import GAP, as_yaml
 from vtool.config.environment import packages
 from vtool.config.foreign import rules as foreign
 from vtool.config.foreign.theirs import ForeignRecipe
@@ -180,9 +180,11 @@ def read_foreign(path: Path, trainer: str, *, trusted: bool = True) -> ForeignRe
 def _read_foreign(path: Path, trainer: str) -> ForeignRecipe:
     from vtool.config.foreign.axolotl import read_axolotl
     from vtool.config.foreign.hf import read_hf
+    from vtool.config.foreign.refuse import refuse_another
     from vtool.config.foreign.trainers import TRAINERS
     from vtool.config.foreign.verl import read_verl
 
+    refuse_another(path, trainer)
     if trainer == "verl":
         return read_verl(path)
     if trainer == "axolotl":
@@ -307,7 +309,7 @@ def _checked(composed: Composed, trusted: bool = True) -> tuple[Loaded | None, E
         settings, run = made if settings is run else settings, made
         composed = replace(composed, origins=origins)
         outcome = rules.run_rules(run, composed.origins)
-        if any(one.help == BEGIN_WITH_DEFAULTS for one in checked.findings):
+        if any((one.help or "").startswith(BEGIN_WITH_DEFAULTS) for one in checked.findings):
             outcome = _without(outcome, "conflicting-model-source")  # the other recipe says it
         stages += [
             _Stage(_SETTINGS_RULES, outcome.findings, outcome.missed, outcome.reasons),
@@ -396,6 +398,28 @@ def _releases_stage(run: Run, origins: Origins) -> _Stage:
 def effective_yaml(loaded: Loaded) -> str:
     """Return every setting in force and where it comes from, as a recipe that can be run again."""
     return as_yaml(loaded.plain, loaded.origins)
+
+
+def yaml_with_gaps(recipe: str, findings: Sequence[Diagnostic]) -> str | None:
+    """Return the settings of a recipe with `???` where one must be given; None for other findings.
+
+    Args:
+        findings: what `examine` has found in it.
+    """
+    lacking = [one.parameter for one in findings if one.severity == "error" and one.parameter]
+    if any(one.rule != "missing-key" for one in findings if one.severity == "error"):
+        return None
+    composed = _named(compose_recipe(recipe, ()))
+    plain = BaseModel.model_dump(validate(composed).run, mode="json", warnings=False)
+    for name in lacking:
+        *groups, last = name.split(".")
+        inside = plain
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        there = dict(inside)
+        inside.clear()
+        inside |= {last: GAP} | there
+    return as_yaml(plain, composed.origins)
 
 
 def _named(composed: Composed) -> Composed:

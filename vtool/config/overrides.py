@@ -100,7 +100,8 @@ def _in_grammar(value: Any) -> str:
 def _unparsable(text: str, error: Exception) -> Diagnostic:
     key, equals, value = text.partition("=")
     if not equals:
-        return _bad(f"`{text}` is not KEY=VALUE", f"write {example_of(text) or 'KEY=VALUE'}")
+        example = example_of(text) or "KEY=VALUE, such as train.steps=500"
+        return _bad(f"`{text}` is not KEY=VALUE", f"write {example}")
     if (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
         return _bad(
             f"`{text}` cannot be read: an entry of a list is numbered after a dot",
@@ -113,7 +114,7 @@ def _unparsable(text: str, error: Exception) -> Diagnostic:
         why = "its value has characters that need quotes"
     return _bad(
         f"`{text}` cannot be read: {why}",
-        f"quote the value, for vtool and for the shell: {_as_typed(key, value)}",
+        f"quote the value, for vtool and for the shell: {as_typed(key, value)}",
     )
 
 
@@ -123,7 +124,7 @@ def _unusable(text: str, override: Override) -> Diagnostic | None:
         return _bad(f"{text!r} is not text in UTF-8", None)
     if override.is_sweep_override():
         message, value = f"`{text}` gives several values, and a run has one", text.partition("=")[2]
-        as_text = f"a text with a comma or brackets needs quotes: {_as_typed(key, value)}"
+        as_text = f"a text with a comma or brackets needs quotes: {as_typed(key, value)}"
         is_file = os.path.lexists(value)  # a name of one, and no list
         return _bad(message, as_text if is_file else f"a list is {key}=[{value}]; {as_text}")
     if override.is_delete():
@@ -136,7 +137,7 @@ def _unusable(text: str, override: Override) -> Diagnostic | None:
     return None
 
 
-def _as_typed(key: str, value: str) -> str:
+def as_typed(key: str, value: str) -> str:
     """Return an override as it is typed, quoted for the shell and for Hydra's grammar."""
     escaped = value.replace("'", "\\'")
     return f"\"{key}='{escaped}'\""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtool.config.given_for_recipe import NOT_RECIPES, given_for_recipe
+from vtool.config.given_for_recipe import NOT_RECIPES, a_command, given_for_recipe
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
@@ -53,6 +53,8 @@ def find_recipe(recipe: str) -> RecipeFile:
         ) from error
     if there and recipe:
         raise Findings(given_for_recipe(recipe, path), fatal=True)
+    if found := a_command(recipe):
+        raise Findings(found, fatal=True)
     raise Findings(
         Diagnostic(
             "unknown-recipe",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vtool.config.given_for_recipe import has_model_files
-from vtool.config.overrides import quoted
+from vtool.config.overrides import as_typed, quoted
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, TABLE_SUFFIXES, has_rows_files
 from vtool.config.shipped import recipe_names
 from vtool.contents import open_regular, small_file
@@ -129,8 +129,10 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
     if _SETTING.match(recipe) and not os.path.exists(recipe):
         with_model = FINETUNE_RECIPE if _has_model([recipe, *overrides]) else ROWS_RECIPE
         message = f"`{recipe}` is a setting, and stands in the place of the recipe"
-        quoted = shlex.quote(recipe)
-        help = f"name a recipe before it, as in: vtool train sft {with_model} {quoted}"
+        key, _, value = recipe.partition("=")
+        has_signs = os.path.lexists(value) and re.search(r"[^\w./~-]", value)
+        typed = as_typed(key, value) if has_signs else shlex.quote(recipe)
+        help = f"name a recipe before it, as in: vtool train sft {with_model} {typed}"
         help += _or_rows(recipe)
         yield Diagnostic("bad-override", message, help)
         return

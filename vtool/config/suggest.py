@@ -1,6 +1,7 @@
 """Help for unknown keys, and for values of another type."""
 
 import json
+import math
 from functools import cache
 
 from vtool.config.foreign.words import WORDS, counterpart_of
@@ -44,6 +45,8 @@ def better_value(spot: Spot, given: object, origin: Origin | None) -> str | None
             )
         case float() if wanted.startswith("an integer") and given.is_integer():
             help = f"write {int(given)}"
+        case float() if wanted.startswith("an integer") and math.isfinite(given):
+            help = f"write {math.floor(given)} or {math.ceil(given)}"
         case str() if wanted.startswith("true") and given.casefold() in (
             "yes",
             "no",

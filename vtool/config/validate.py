@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from vtool.config.compose import Composed
+from vtool.config.foreign.trainers import TRAINERS
+from vtool.config.foreign.words import WORDS
 from vtool.config.given_for_recipe import ANOTHER_FAMILY
 from vtool.config.limits import MOST_FINDINGS
 from vtool.config.origins import COMMAND_LINE, Key, Origins
@@ -138,7 +140,13 @@ def _without_defaults(findings: list[Diagnostic], composed: Composed) -> list[Di
     *names, last = [f"`{one.parameter}`" for one in missing]
     listed = f"{', '.join(names)} and {last}" if names else last
     message = f"{own} has no `defaults:`, and lacks {listed}"
-    first = Diagnostic("missing-key", message, BEGIN_WITH_DEFAULTS, None, Origin(own))
+    help = BEGIN_WITH_DEFAULTS
+    words = WORDS.keys() - Run.model_fields.keys()
+    if theirs := next((key for key in composed.values if key in words), None):
+        readers = "|".join((*TRAINERS, "verl", "axolotl"))
+        help += f"; or, as `{theirs}` is a word of other trainers: `vtool validate-config --from"
+        help += f" {readers} {own}` checks a recipe of one, and --convert makes one of vtool of it"
+    first = Diagnostic("missing-key", message, help, None, Origin(own))
     return [first, *(one for one in findings if one not in missing)]
 
 

@@ -1,6 +1,7 @@
 """YAML files with positions, read strictly: a key that is there twice is refused."""
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,9 @@ def read_yaml(path: Path) -> YamlFile:
             of_rows = found.kind in ("parquet", "arrow", "tar")
             rename = f"rows are known by their names: rename it to {path.stem}.{found.kind}"
             help = rename if of_rows else found.remedy
+            if found.kind in ("picture", "video"):
+                asked = f"vtool predict MODEL {shlex.quote(name)} 'What is this?'"
+                help = f"give the rows that name it; `{asked}` asks a model about it"
             raise _refused("unreadable-file", f"{name} {found.what}", Origin(name), help)
         text = content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
         _refuse_depth(text, name)

@@ -16,6 +16,7 @@ from vtool.config.schema.formats.entry import (
     has_rows_files,
     is_rows_file,
 )
+from vtool.data.as_messages import command_for, is_unreadable
 from vtool.data.containers.arrow import SPLITS, STATE
 from vtool.data.containers.files import empty_file
 from vtool.data.containers.records import JoinedRows, Records, open_records
@@ -57,8 +58,46 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
     if _is_info(Path(path)):
         return _of_info(path)
     records = open_records(path, whatever_its_name=whatever_its_name, first=_LOOKED_AT)
+    found, unknown, unreadable = _look(records, path)
+    if found.keys() == {"messages", "swift"}:  # where one turn says its loss, the others need not
+        del found["messages"]
+    if len(found) > 1:
+        (one, first), (two, second), *_ = found.items()
+        what = (
+            f"{path} has rows of several layouts: {records.name(first)} is of {one},"
+            f" {records.name(second)} of {two}"
+        )
+        raise _uncertain(records, second, what, _apart(path, one))
+    if not found:
+        raise _nothing(records, unknown, path)
+    (name,) = found
+    if unreadable is not None:
+        index, command = unreadable
+        what = f"{records.name(index)} is a row of {name} whose text has no <image> for its image"
+        if name == "trl":
+            what = f"{records.name(index)} has a prompt without roles"
+        raise _uncertain(records, index, what, _as_chats(command))
+    if name == "cauldron":
+        what = f"{path} has several questions a row ({name}), and nothing says what they become"
+        help = (
+            f"{_write('cauldron', path, 'texts: turns')} for turns of one chat, each of which sees"
+            f" the answers before it; {_write('cauldron', path, 'texts: rows')} for rows"
+        )
+        raise _uncertain(records, found[name], what, help)
+    return entry(name, path=path)
+
+
+def _look(
+    records: Records, path: str
+) -> tuple[dict[str, int], dict[int, Mapping[str, Any]], tuple[int, str] | None]:
+    """Look at the first rows: the first of each layout, those of none, and a command for all.
+
+    The command is for rows of which none can be read as its layout says, with the first of them.
+    """
     found: dict[str, int] = {}
     unknown: dict[int, Mapping[str, Any]] = {}
+    unreadable: dict[int, str] = {}
+    readable = False
     for index in _first(records):
         try:
             record = records.record(index)
@@ -73,26 +112,12 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
             found.setdefault(name, index)
         if not fitting:
             unknown[index] = record
-    if found.keys() == {"messages", "swift"}:  # where one turn says its loss, the others need not
-        del found["messages"]
-    if len(found) > 1:
-        (one, first), (two, second), *_ = found.items()
-        what = (
-            f"{path} has rows of several layouts: {records.name(first)} is of {one},"
-            f" {records.name(second)} of {two}"
-        )
-        raise _uncertain(records, second, what, _apart(path, one))
-    if not found:
-        raise _nothing(records, unknown, path)
-    (name,) = found
-    if name == "cauldron":
-        what = f"{path} has several questions a row ({name}), and nothing says what they become"
-        help = (
-            f"{_write('cauldron', path, 'texts: turns')} for turns of one chat, each of which sees"
-            f" the answers before it; {_write('cauldron', path, 'texts: rows')} for rows"
-        )
-        raise _uncertain(records, found[name], what, help)
-    return entry(name, path=path)
+        elif is_unreadable(record):
+            command = command_for(record, records.origin(index).file)
+            unreadable |= {index: command} if command else {}
+        else:
+            readable = True
+    return found, unknown, None if readable else next(iter(unreadable.items()), None)
 
 
 def detected(run: Run) -> Run:
@@ -245,11 +270,21 @@ def _nothing(records: Records, unknown: Mapping[int, Mapping[str, Any]], path: s
         help = f"write its rows: jq -c '.[\"{lists[0]}\"][]' {shlex.quote(path)} > {out}"
         return _uncertain(records, index, what, help)
     keys = ", ".join(list(record)[:10]) or "none"
-    help = _in_info(Path(path)) or (
-        f"write rows as {_MESSAGES}; or name the format, if it is one of"
-        f" {', '.join(layout.format for layout in LAYOUTS)}: {_write('FORMAT', path)}"
+    command = command_for(record, records.origin(index).file)
+    made = f"make `messages` of them, and give what it writes: {command}" if command else None
+    help = (
+        _in_info(Path(path))
+        or made
+        or (
+            f"write rows as {_MESSAGES}; or name the format, if it is one of"
+            f" {', '.join(layout.format for layout in LAYOUTS)}: {_write('FORMAT', path)}"
+        )
     )
     return _uncertain(records, index, f"{name} is of no known layout: its keys are {keys}", help)
+
+
+def _as_chats(command: str) -> str:
+    return f"make `messages` of them, and give what it writes: {command}"
 
 
 def _is_info(path: Path) -> bool:

@@ -118,8 +118,10 @@ class JsonLines:
             ]
         if len(first) > 1 and not any(each.startswith(_BEGINS) for each in first):
             begins = shown_value(first[0].removeprefix(b"\xef\xbb\xbf").decode(errors="replace"))
-            help = "rows are one JSON object a line"
-            message = f"{self.path} is text, and no rows: it begins with {begins}"
+            what, help = "text, and no rows: it", "rows are one JSON object a line"
+            if not self.places.by_line:
+                what, help = "a list, and not of rows: it", "rows are JSON objects"
+            message = f"{self.path} is {what} begins with {begins}"
             raise refuse("broken-row", message, self.origin(0), help=help)
         if len(self.places) < 2 or self.places[0].size > 80 or self.text(0).strip() != b"{":
             return

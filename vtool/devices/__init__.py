@@ -13,6 +13,7 @@ from torch.numa.binding import AffinityMode, NumaOptions
 from vtool.config.rules.device import bound_otherwise
 from vtool.config.schema import Run
 from vtool.diagnostics import Diagnostic, Findings
+from vtool.words import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,10 @@ def place(run: Run, local_rank: int, local_world: int) -> Placement:
     if kind == "npu":
         _import_torch_npu()
     if (there := _count(kind)) < local_world:
+        need = f"need {_WORDS[kind]} each" if local_world > 1 else f"needs {_WORDS[kind]}"
         raise _missing(
-            f"{local_world} processes need {_WORDS[kind]} each, and torch {torch.__version__} sees"
-            f" {there}",
+            f"{plural(local_world, 'process', 'processes')} {need}, and torch {torch.__version__}"
+            f" sees {there}",
             "use device.kind=cpu, fewer processes (launch.nproc), or a torch build for this"
             " machine's devices",
         )

@@ -176,7 +176,7 @@ RULES = (
         code="VT427",
         summary=(
             "A head, an embedding or most matrices are all zero, or (a warning) every lora_B of an"
-            " adapter."
+            " adapter, or one matrix and not the others of its name."
         ),
         why=(
             "Every token is then as likely as any other, and the loss is finite; names and shapes"

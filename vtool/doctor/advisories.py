@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from vtool.config.foreign.named_model import likely_name
 from vtool.diagnostics import RULES
 
 ADVISORIES_FILE = Path(__file__).with_name("advisories.yaml")
@@ -101,8 +102,8 @@ class Sign(_Strict):
     given: bool | None = None
     """True where the setting has to be there, and not empty; false where it must not be."""
     matches: str | None = None
-    """The condition holds where this regular expression is found in the value; where it is not, a
-    path may still lead to such a model."""
+    """The condition holds where this regular expression is found in the value, or in the name of
+    the family of the model that the value is; a path may lead to any."""
     unseen: str | None = None
     """A part of the condition that no setting shows: with it there is never an error."""
     default: str | int | float | bool | None = None
@@ -133,7 +134,9 @@ class Sign(_Strict):
         if value is None and not (self.any_of and None in self.any_of):
             return None
         if self.matches is not None:
-            return re.search(self.matches, str(value)) is not None or None
+            found = re.search(self.matches, str(value)) is not None
+            usual = None if found else likely_name(value)
+            return re.search(self.matches, usual) is not None if usual else found or None
         if self.above is not None:
             number = _number(value)
             return None if number is None else number > self.above

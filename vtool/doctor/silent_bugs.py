@@ -206,6 +206,10 @@ def examine_packages(
             Unjudged(f"{found.name} {found.text}".strip(), tuple(names), why, found.damaged)
             for why, names in left.items()
         ]
+    trainer = script.trainer if script else "vtool"
+    if there and trainer in known.packages and trainer not in there:
+        own = tuple(one.name for one in known.advisories if one.package == trainer)
+        unjudged.append(Unjudged(trainer, own, "it is not installed in this Python (--python EXE)"))
     empty = "" if there else "none of the packages that have advisories is installed"
     if not there and not installed_any(paths):
         empty = "there is no metadata of any package"

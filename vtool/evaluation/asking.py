@@ -39,6 +39,8 @@ class AskedRow:
     """The number of these."""
     source: str
     images: tuple[str, ...] = ()
+    earlier_answers: int | None = None
+    """The row's other answers to learn, which are before this one, and are not asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the line's keys and values; those that say nothing are left out."""
@@ -176,4 +178,5 @@ def asked_row(
         supervised,
         rows.rows.names[number] if number < len(rows.rows.names) else "",
         tuple(one for one in row.images if isinstance(one, str) and not one.startswith("data:")),
+        len(list(row.supervised())[1:]) or None,
     )

@@ -32,6 +32,7 @@ from vtool.evaluation.subject import (
 )
 from vtool.evaluation.vllm import asked_with_vllm, check_served
 from vtool.models.answers import Sampling
+from vtool.words import plural
 
 _FEWEST_TOKENS = 64
 
@@ -188,9 +189,19 @@ def _evaluate(request: EvaluationRequest, say: Callable[[str], None]) -> Evaluat
                 *([f"{subject.given} was trained on rows of {request.rows}"] if trained else []),
                 *([f"{subject.given} is an adapter {ADDS_NOTHING}"] if subject.idle else []),
                 *([other] if other else []),
+                *_several(answers),
             ],
         )
     return Evaluated(subject, store, answers, scored, how, seconds, asked)
+
+
+def _several(answers: Sequence[AskedRow]) -> Iterator[str]:
+    """Yield a note on rows of which not every answer is scored."""
+    if several := sum(one.earlier_answers is not None for one in answers):
+        yield (
+            f"{several:,} of {plural(len(answers), 'row')} {'have' if several > 1 else 'has'}"
+            " several answers: the last of each is scored; data.turns=each asks for every one"
+        )
 
 
 def _silent(line: str) -> None:

@@ -136,6 +136,8 @@ def find_folder(given: str) -> Path:
     if not path.is_dir():
         message = f"there is no folder {given}"
         message += "" if of_run else f", and no run of that name in {_RUNS}/"
+        if path.is_file():
+            message = f"{given} is a file, and no folder of a model or a run"
         help = runs_there(path) or "name a run, an export, or a model's folder"
         raise Findings(Diagnostic("not-a-run", message, help), fatal=True)
     return path

@@ -233,7 +233,9 @@ def _of_sources(row: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
 def number_in(record: Mapping[str, Any], key: str) -> float | None:
     """Return a number of a record, NaN and infinity included; None where there is none."""
     value = record.get(key)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if isinstance(value, float) or abs(value) < 2**63 else None
 
 
 def _settings(path: Path, notices: list[str]) -> tuple[SettingLine, ...]:
@@ -309,7 +311,8 @@ def _text(path: Path) -> str:
 
 def _position(row: Mapping[str, Any]) -> int:
     step = row.get("step")
-    return step if isinstance(step, int) else 0
+    # of larger ones no axis can be drawn
+    return step if type(step) is int and 0 <= step < 2**53 else 0
 
 
 def _asked_again(row: Mapping[str, Any]) -> tuple[int, tuple[Prediction, ...]]:

@@ -36,7 +36,9 @@ def conclude_folder(
     """
     try:
         watched = read_facts(folder)
-        if status is None and not (watched.processes or watched.empty or watched.blind):
+        if status is None and not (
+            watched.processes or watched.empty or watched.blind or watched.crashed
+        ):
             raise ValueError(
                 f"{folder} has no facts (rank*.jsonl): it is another folder than the one that vtool"
                 " watch printed, or nothing of that command has trained"
@@ -120,8 +122,14 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     errors = any(finding.severity == "error" for finding in findings)
     if not errors and not any(micro.supervised and micro.is_read for micro in facts.micros):
         early = None if facts.of("micro") else _cut_short(facts, watched)
-        why = (*watched.errors, *watched.blind, early or nothing_read(facts) or "nothing")[0]
-        help = _READABLE
+        crashed = (f"{_BEFORE} {one}" for one in watched.crashed)
+        why = (
+            *watched.errors,
+            *crashed,
+            *watched.blind,
+            early or nothing_read(facts) or "nothing",
+        )[0]
+        help = _MEND if watched.crashed and not watched.errors else _READABLE
         findings.append(Diagnostic(NOTHING_READ.name, f"{facts.name}: {why}", help=help))
         # what was not learnt from was not looked at, whatever else is in order
         checks = {name: state if state == "failed" else "not-run" for name, state in checks.items()}
@@ -139,6 +147,8 @@ def conclude_model(facts: Facts, subject: str, watched: Watched) -> Result:
     return Result(subject, run_verdict(outcomes), checks, tuple(findings), details)
 
 
+_BEFORE = "it came to no step of an optimizer:"
+_MEND = "mend that, and run it again: nothing was there to be watched"
 _READABLE = "docs/watch.md says what can be read: a head that is whole, losses of tokens"
 
 
@@ -156,6 +166,8 @@ def _nothing(watched: Watched, subject: str, status: int | None) -> Result:
     help: str | None = None
     if watched.errors:
         why = f"the watch itself failed: {watched.errors[0]}"
+    elif watched.crashed:
+        why, help = f"{_BEFORE} {watched.crashed[0]}", _MEND
     elif watched.blind:
         why, help = watched.blind[0], _READABLE
     elif watched.processes:

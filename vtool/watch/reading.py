@@ -28,6 +28,8 @@ class Watched:
     processes: tuple[Fact, ...]
     models: tuple[Facts, ...]
     blind: tuple[str, ...]
+    crashed: tuple[str, ...]
+    """The exceptions with which processes ended before any step, with their places."""
     errors: tuple[str, ...]
     damaged: int = 0
     """Lines that are no facts, but for the last of a file, which a killed process may cut."""
@@ -58,7 +60,7 @@ def read_facts(folder: Path) -> Watched:
         lines += found
         damaged += wrong
         empty += not found
-        unended += bool(found) and found[-1]["kind"] != "ended"
+        unended += bool(found) and found[-1]["kind"] not in ("ended", "crashed")
     processes = tuple(line for line in lines if line["kind"] == "process")
     for process in processes:
         if process.get("format", _FORMAT) != _FORMAT:
@@ -74,7 +76,8 @@ def read_facts(folder: Path) -> Watched:
     return Watched(
         processes,
         tuple(facts for facts in models if facts.of("model")),
-        tuple(dict.fromkeys(str(line.get("why")) for line in lines if line["kind"] == "blind")),
+        _reasons(lines, "blind"),
+        _reasons(lines, "crashed"),
         tuple(
             f"{line.get('where')}: {line.get('error')}" for line in lines if line["kind"] == "error"
         ),
@@ -82,6 +85,10 @@ def read_facts(folder: Path) -> Watched:
         unended,
         empty,
     )
+
+
+def _reasons(lines: Iterable[Fact], kind: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(line.get("why")) for line in lines if line["kind"] == kind))
 
 
 def _by_kind(lines: Iterable[Fact]) -> dict[str, tuple[Fact, ...]]:

@@ -160,9 +160,32 @@ def test_defaults_of_theirs_are_in_force_where_they_say_nothing() -> None:
     assert (trl["tracking"], "max_length" in trl["data"]) == ([{"kind": "tensorboard"}], False)
 
 
+def test_every_data_set_that_is_not_listed_is_an_error(tmp_path: Path) -> None:
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text('{"mllm_demo": {}, "identity": {}}')
+    names = "dataset: mllm_dem, identity, nothing\neval_dataset: neither\ndo_train: true\n"
+    Path("lf.yaml").write_text(f"{names}eval_strategy: steps\nlearning_rate: 1.0e-4\n")
+    done = run_vtool(tmp_path, "validate-config", "--from", "llamafactory", "lf.yaml")
+    assert done.status == 1
+    for word, name in (
+        ("dataset", "mllm_dem"),
+        ("dataset", "nothing"),
+        ("eval_dataset", "neither"),
+    ):
+        message = f"{word}: data/dataset_info.json has no data set `{name}`: LLaMA-Factory refuses"
+        assert f"error[refused-there VT237]: {message}" in done.stdout
+    assert "`identity`" not in done.stdout
+    assert "did you mean `mllm_demo`?" in done.stdout
+    Path("lf.yaml").write_text("dataset: mllm_demo,identity\ndo_train: true\n")
+    assert (
+        "data set"
+        not in run_vtool(tmp_path, "validate-config", "--from", "llamafactory", "lf.yaml").stdout
+    )
+
+
 def test_rows_that_are_here_are_taken() -> None:
     Path("data").mkdir()
-    Path("data/dataset_info.json").write_text("{}")
+    Path("data/dataset_info.json").write_text('{"a": {}, "b": {}}')
     Path("rows.jsonl").touch()
     assert values("llamafactory", "dataset: a,b\n")["data"]["train"] == [
         {"format": "llama_factory", "path": "data/dataset_info.json", "dataset": name}

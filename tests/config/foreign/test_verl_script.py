@@ -249,3 +249,32 @@ def test_the_type_is_the_one_that_verls_fsdp_computes_in(
     warned = [one.parameter for one in done.findings if one.severity == "warning"]
     assert warned == (["engine.dtype"] if told else [])
     assert read_foreign(Path("train.sh"), "verl").composed.values["model"]["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        ("torchrun --standalone --nnodes=1 --nproc_per_node=2 -m verl.trainer.sft_trainer", 2),
+        ("torchrun --nproc-per-node 3 -m verl.trainer.sft_trainer", 3),
+        ("torchrun --nnodes 2 --nproc_per_node 4 -m verl.trainer.sft_trainer", 4),
+        ("python -m torch.distributed.run --nproc_per_node=5 -m verl.trainer.sft_trainer", 5),
+        ("nproc_per_node=6\ntorchrun --nproc_per_node=$nproc_per_node x/sft_trainer.py", 6),
+        ("accelerate launch --num_processes 7 -m verl.trainer.sft_trainer", 7),
+        ("torchrun --nproc_per_node=$1 -m verl.trainer.sft_trainer", None),
+        ("torchrun --nproc_per_node=gpu -m verl.trainer.sft_trainer", None),
+        ("python -m verl.trainer.sft_trainer_ray trainer.n_gpus_per_node=2", 2),
+    ],
+)
+def test_the_launchers_processes_are_taken_over(
+    launcher: str, processes: int | None, tmp_path: Path
+) -> None:
+    Path("rows.parquet").touch()
+    Path("train.sh").write_text(f"{launcher} data.train_files=rows.parquet\n")
+    done = run_vtool(tmp_path, "validate-config", "--from", "verl", "train.sh", "--convert")
+    recipe = yaml.safe_load(done.stdout)
+    assert recipe.get("launch", {}).get("nproc") == processes
+    assert ("for 2 machines: start it on each" in done.stdout) == ("--nnodes 2" in launcher)
+    data = recipe["data"]  # verl's own default
+    assert (data["packing"], data["micro_batch_tokens"]) == ("token_budget", 8192)
+    seen = run_vtool(tmp_path, "validate-config", "--from", "verl", "train.sh").stdout
+    assert "n_gpus_per_node" not in seen

@@ -213,7 +213,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("here", "data"):
         Path(folder).mkdir()
-        Path(folder, "dataset_info.json").write_text("{}")
+        Path(folder, "dataset_info.json").write_text('{"mine": {}, "a": {}, "b": {}}')
     Path("here/config.json").write_text(json.dumps({"model_type": "qwen2_5_vl"}))
     Path("rows.jsonl").touch()
 

@@ -75,3 +75,44 @@ def test_most_matrices_of_zeros_are_an_error(
         [("all-zero-weight", "error")] if found else []
     )
     assert not found or f"{zeros} of {zeros + others} matrices" in findings[0].message
+
+
+LAYER = ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("zeros", "found"),
+    [
+        (["layers.1.mlp.down_proj.weight"], ["layers.1.mlp.down_proj.weight"]),
+        (["layers.0.self_attn.q_proj.weight"], ["layers.0.self_attn.q_proj.weight"]),
+        # a whole layer that was not written
+        ([f"layers.2.{one}.weight" for one in LAYER], [f"layers.2.{one}.weight" for one in LAYER]),
+        (["layers.1.mlp.experts.gate_up_proj"], ["layers.1.mlp.experts.gate_up_proj"]),
+        # a block that was added (LLaMA Pro)
+        (["layers.1.mlp.down_proj.weight", "layers.1.self_attn.o_proj.weight"], []),
+        # all of them begin at zero, or only the last does not
+        ([f"layers.{n}.gate.weight" for n in range(4)], []),
+        ([f"layers.{n}.gate.weight" for n in range(3)], []),
+        (["layers.1.norm.weight", "layers.1.self_attn.q_proj.bias"], []),
+        (["layers.1.self_attn.relative_attention_bias.weight"], []),
+        (["layers.1.qzeros"], []),
+    ],
+)
+def test_a_matrix_of_zeros_is_named_where_its_namesakes_have_values(
+    zeros: list[str], found: list[str], tmp_path: Path
+) -> None:
+    values = ("F32", (4, 4), bytes(63) + b"\x01")
+    entries = {f"layers.{n}.{one}.weight": values for n in range(4) for one in (*LAYER, "gate")}
+    entries |= {f"layers.{n}.mlp.experts.gate_up_proj": values for n in range(4)}
+    for n in range(4):
+        entries[f"layers.{n}.self_attn.relative_attention_bias.weight"] = values
+        entries[f"layers.{n}.norm.weight"] = ("F32", (16,), values[2])
+        entries[f"layers.{n}.self_attn.q_proj.bias"] = ("F32", (16,), values[2])
+        entries[f"layers.{n}.qzeros"] = ("I32", (4, 4), values[2])
+    entries |= {name: (*entries[name][:2], bytes(64)) for name in zeros}
+    findings = audit_folder(folder(tmp_path / "model", model=entries)).findings
+    assert [(one.rule, one.severity) for one in findings] == [
+        ("all-zero-weight", "warning") for _ in found
+    ]
+    assert sorted(one.parameter or "" for one in findings) == sorted(found)
+    assert all("unlike its namesakes in 3 other layers" in one.message for one in findings)

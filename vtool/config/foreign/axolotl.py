@@ -15,6 +15,7 @@ from vtool.config.foreign.hf_sharing import sharding_engine
 from vtool.config.foreign.hf_translation import WITHOUT_WARM_UP
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
+from vtool.config.foreign.target_pattern import put_targets
 from vtool.config.foreign.theirs import (
     LEFT_OPEN,
     ForeignFile,
@@ -243,12 +244,14 @@ def _adapters(theirs: ForeignFile) -> None:
     theirs.values.setdefault("lora", {})
     theirs.map(_LORA)
     targets = given.get("lora_target_modules")
+    saved = given.get("lora_modules_to_save")
     if theirs.take("lora_target_linear") is True:
         pass  # all linear layers, as here
     elif isinstance(targets, list):
         theirs.judged.add("lora_target_modules")
         put("lora.targets", targets, "lora_target_modules")
-    saved = given.get("lora_modules_to_save")
+    elif isinstance(targets, str) and targets not in ("all-linear", ""):
+        put_targets(theirs, targets, "lora_target_modules", listed_words(saved))
     if isinstance(saved, list) and saved:
         theirs.judged.add("lora_modules_to_save")
         put("lora.modules_to_save", saved, "lora_modules_to_save")

@@ -1,5 +1,6 @@
 """Rows, their lengths and evaluations, of TRL, LLaMA-Factory and ms-swift as settings of ours."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -7,12 +8,15 @@ from vtool.config.foreign.llamafactory_traps import tokens_on_disk
 from vtool.config.foreign.theirs import LEFT_OPEN, listed_words
 from vtool.config.foreign.word import NO_COUNTERPART
 from vtool.config.foreign.words import WORDS
+from vtool.contents import small_file
+from vtool.diagnostics.near_miss import did_you_mean, near
 
 if TYPE_CHECKING:
     from vtool.config.foreign.hf_translation import Translation
 
 _OVERLONG = {"delete": "drop", "raise": "error", "right": "truncate", "keep_start": "truncate"}
 _PACKED = ("packing", "neat_packing", "padding_free")
+_SHOWN = 10
 _WEIGHTED = ("interleave_under", "first_exhausted")
 """Ways to mix that end an epoch with the source that is used up first, as here."""
 
@@ -83,7 +87,7 @@ def _sources(the: "Translation", names: list[str], word: str) -> list[dict[str, 
         table = folder / "dataset_info.json"
         if names and not table.is_file():
             the.theirs.absent[word] = (f"there is no {table} here", f"{WORDS[word].ours}=[…]")
-        if not names or not table.is_file():
+        if not names or not table.is_file() or not _all_listed(the, names, table, word):
             return None
         images = the.theirs.given.get("media_dir")
         for name in names:
@@ -99,6 +103,23 @@ def _sources(the: "Translation", names: list[str], word: str) -> list[dict[str, 
         rows: dict[str, Any] = {"format": the.trainer.layout, "path": path}
         made.append(rows | ({"limit": int(limit)} if limit.isdigit() else {}))
     return made or None
+
+
+def _all_listed(the: "Translation", names: list[str], table: Path, word: str) -> bool:
+    """Return whether a file of data sets has all these names; those that it lacks are findings."""
+    try:
+        listed = json.loads(small_file(table).decode("utf-8-sig"))
+    except (OSError, ValueError):
+        return True  # whoever reads the rows says it
+    if not isinstance(listed, dict):
+        return True
+    missing = [name for name in dict.fromkeys(names) if name not in listed]
+    for name in missing:
+        known = ", ".join(list(listed)[:_SHOWN]) + ", …" * (len(listed) > _SHOWN)
+        message = f"{word}: {table} has no data set `{name}`: LLaMA-Factory refuses it"
+        help = did_you_mean(near(name, listed)) or f"it has {known or 'none'}"
+        the.theirs.found.append(the.theirs.find("refused-there", word, message, help))
+    return not missing
 
 
 def _mix(the: "Translation", sources: list[dict[str, Any]], ours: str) -> None:

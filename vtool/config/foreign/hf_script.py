@@ -66,14 +66,18 @@ def read_script(
             given[one.name], places[one.name] = one.value, place.at(one.line, one.column)
         of_shell |= one.name == PROCESSES_VARIABLE and not one.exported
     _read_words(words, place, given, places)
-    lines = [] if of_shell else _code(text, ends)
-    ranks = _ranks(lines, place, launch, places) or _of_launch_file(text, path, places)
+    lines = [] if of_shell else code_lines(text, ends)
+    ranks = asked_processes(lines, place, launch, places) or _of_launch_file(text, path, places)
     for name, value, word in launch.settings(given):
         given[name], places[name] = value, place.of(word)
     findings = [
         Diagnostic(rule, message, help, option, place.of(word).value)
         for rule, option, message, help, word in launch.find(given, trainer.name)
     ]
+    if (gone := _named_launch_file(text)) and _launch_file(gone, path) is None:
+        message = f"--config_file: {gone} is not here: how many processes it asks for, and whether"
+        message += " by DeepSpeed or FSDP, is not known"
+        findings.append(Diagnostic("not-on-this-machine", message, None, "config_file"))
     return given, places, ranks, findings
 
 
@@ -97,13 +101,13 @@ def _read_words(
     given |= {key: None for key, value in given.items() if _is_unknown(value)}
 
 
-def _code(text: str, last: int) -> list[str]:
+def code_lines(text: str, last: int) -> list[str]:
     """Return the lines up to the last one that is read, without comments."""
     lines = text.splitlines()[:last]
     return ["" if line.lstrip().startswith("#") else line.partition(" #")[0] for line in lines]
 
 
-def _ranks(
+def asked_processes(
     lines: list[str],
     place: ScriptPlaces,
     launch: LaunchOptions,
@@ -137,18 +141,26 @@ def _of_launch_file(
 
     Its path is relative to the folder where the script is run: this one, or the script's own.
     """
-    lines = (line.lstrip().partition("#")[0] for line in text.splitlines())
-    named = next(filter(None, map(_LAUNCH_FILE.search, lines)), None)
-    if named is None:
-        return None
-    name = named[1].strip("'\"")
-    file = next(filter(_can_be_read, (Path(name), script.parent / name)), None)
+    name = _named_launch_file(text)
+    file = _launch_file(name, script) if name else None
     given, there = read_given(read_yaml(file)) if file else ({}, {})
     count, nodes = given.get("num_processes"), given.get("num_machines")
     if count is None or not is_whole(count):
         return None
     places[PROCESSES_VARIABLE] = there["num_processes"]
     return AskedProcesses(count, min(nodes, count) if nodes is not None and is_whole(nodes) else 1)
+
+
+def _named_launch_file(text: str) -> str | None:
+    """Return the name of accelerate's file; None where a variable gives it, or there is none."""
+    lines = (line.lstrip().partition("#")[0] for line in text.splitlines())
+    named = next(filter(None, map(_LAUNCH_FILE.search, lines)), None)
+    name = named[1].strip("'\"") if named else ""
+    return name if name and "$" not in name else None
+
+
+def _launch_file(name: str, script: Path) -> Path | None:
+    return next(filter(_can_be_read, (Path(name), script.parent / name)), None)
 
 
 def _can_be_read(file: Path) -> bool:
@@ -175,7 +187,7 @@ class _SetVariable(NamedTuple):
 def _variables(text: str, last: int) -> Iterator[_SetVariable]:
     """Yield the variables that a script sets up to a line."""
     continued = False
-    for number, code in enumerate(_code(text, last), 1):
+    for number, code in enumerate(code_lines(text, last), 1):
         alone = bool(_ALONE.fullmatch(code)) and not continued
         continued = code.endswith("\\")
         for found in _VARIABLE.finditer(code):

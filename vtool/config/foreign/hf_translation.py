@@ -15,6 +15,7 @@ from vtool.config.foreign.launch_options import AskedProcesses
 from vtool.config.foreign.llamafactory_traps import FREEZES, parts_without_adapter
 from vtool.config.foreign.named_model import look_at_model
 from vtool.config.foreign.swift_bounds import put_bounds
+from vtool.config.foreign.target_pattern import put_targets
 from vtool.config.foreign.theirs import ForeignFile, listed_words
 from vtool.config.foreign.trainers import ForeignTrainer
 from vtool.config.foreign.word import NARROW_ADAMW, NO_COUNTERPART, family_name, is_whole
@@ -271,6 +272,7 @@ class Translation:
             asked = listed_words(self.value(name)) if name else []
             if name and asked and not set(asked) & {"all", "all-linear"}:
                 self.theirs.put(ours, asked, name)
+        self._target_pattern()
         self.theirs.values.setdefault("lora", {})
         self._quantized()
         for name in ("adapter_name_or_path", "adapters"):
@@ -283,6 +285,19 @@ class Translation:
                 if missing:
                     why = f"{', '.join(missing)} is no folder here"
                     self.theirs.absent[name] = (why, "train.from=FOLDER")
+
+    def _target_pattern(self) -> None:
+        """Take over the layers that a regular expression names: TRL makes one of a single name."""
+        given, name = self.theirs.given, "lora_target_modules"
+        pattern = given.get(name)
+        if isinstance(pattern, list) and len(pattern) == 1:
+            pattern = pattern[0]
+        if self.trainer.name == "ms-swift":
+            name, pattern = "target_regex", given.get("target_regex")
+            self.theirs.judged |= {"target_modules"} if pattern else set()
+        if isinstance(pattern, str) and pattern not in ("", "all-linear"):
+            saved = self.theirs.values.get("lora", {}).get("modules_to_save", ())
+            put_targets(self.theirs, pattern, name, saved)
 
     def _quantized(self) -> None:
         """Take over QLoRA: bitsandbytes' four bits for the base."""

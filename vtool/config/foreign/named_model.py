@@ -20,6 +20,10 @@ _FAMILIES = (
     (r"qwen3\.5(?!.*-a\d+b)", "qwen3_5"),
     (r"glm-4\.1v", "glm4v"),
 )
+_USUAL_NAMES = {
+    **{"qwen2_vl": "Qwen2-VL", "qwen2_5_vl": "Qwen2.5-VL", "qwen3_vl": "Qwen3-VL"},
+    **{"qwen3_vl_moe": "Qwen3-VL", "qwen3_5": "Qwen3.5", "glm4v": "GLM-4.1V"},
+}
 _OTHER_NAME = (
     "its name is of no family that vtool trains (Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5,"
     " GLM-4.1V): `vtool watch` shows what its own trainer teaches it"
@@ -70,6 +74,16 @@ def look_at_model(named: Any, revision: Any = None) -> NamedModel:
         why = findings.diagnostics[0].message
         return NamedModel(text, _guessed(text), absent=(why, help))
     return NamedModel(text, _family(kind), is_known=True)
+
+
+def likely_name(named: Any) -> str | None:
+    """Return the usual name of the family that a folder or a name is of; None where none is known.
+
+    Nothing but the folder's config.json is read.
+    """
+    folder = Path(str(named)).expanduser()
+    family = _family(ModelFolder(folder).model_type) or _guessed(str(named))
+    return _USUAL_NAMES.get(family or "")
 
 
 def _family(kind: str | None) -> str | None:

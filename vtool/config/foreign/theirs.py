@@ -66,6 +66,8 @@ class ForeignFile:
     """By our setting, the name of theirs."""
     scales: dict[str, int] = field(default_factory=dict)
     """By our setting, how many of its units one of theirs is."""
+    found: list[Diagnostic] = field(default_factory=list)
+    """Findings made on the way."""
 
     def find_path(self, text: str) -> Path | None:
         """Return where a file or folder is that they name; None where it is not here.
@@ -126,7 +128,8 @@ class ForeignFile:
 
 
 def absent_findings(theirs: ForeignFile) -> Iterator[Diagnostic]:
-    """Yield a note on each model, adapter or rows' file that is not on this machine."""
+    """Yield findings made on the way, and a note on all that is not on this machine."""
+    yield from theirs.found
     for name, (why, help) in theirs.absent.items():
         message = f"{name}: {why}; what depends on it is not checked"
         place = theirs.places.get(name)

@@ -16,6 +16,7 @@ from vtool.config.compose import Composed
 from vtool.config.foreign.given import read_given
 from vtool.config.foreign.known_words import known_words
 from vtool.config.foreign.named_model import look_at_model
+from vtool.config.foreign.target_pattern import put_targets
 from vtool.config.foreign.theirs import (
     LEFT_OPEN,
     ForeignRecipe,
@@ -26,6 +27,7 @@ from vtool.config.foreign.verl_file import VerlFile
 from vtool.config.foreign.verl_script import (
     VerlScript,
     find_refused_overrides,
+    put_processes,
     read_verl_script,
 )
 from vtool.config.foreign.verl_settings import (
@@ -82,18 +84,10 @@ def read_verl(path: Path) -> ForeignRecipe:
         script = read_verl_script(path)
     given, places = script.given, script.places
     if found := next((name for name in given if name.startswith("actor_rollout_ref.")), None):
-        raise Findings(
-            Diagnostic(
-                "unknown-recipe",
-                (
-                    f"{path.name} has `{found.partition('.')[0]}`: it is a recipe of another of"
-                    " verl's trainers"
-                ),
-                "give one of its SFT trainer",
-                origin=places[found].value,
-            ),
-            fatal=True,
-        )
+        group, place = found.partition(".")[0], places[found].value
+        message = f"{path.name} has `{group}`: it is a recipe of another of verl's trainers"
+        help = "give one of its SFT trainer"
+        raise Findings(Diagnostic("unknown-recipe", message, help, origin=place), fatal=True)
     engine = _engine(given, script.choices)
     groups = {"engine": engine, "optim": engine} | script.choices
     checked = check_values("verl", "verl", given, places, groups)
@@ -103,6 +97,7 @@ def read_verl(path: Path) -> ForeignRecipe:
     for group in ("engine", "optim"):
         choice = script.choices.get(group) or engine
         theirs.defaults |= known_words("verl").choices.get(f"{group}={choice}", {})
+    put_processes(theirs, script)
     findings = [*_unread(theirs), *_translate(theirs, engine, script.notes)]
     findings += [*_unknown(theirs, script, engine), *find_refused_overrides(script)]
     findings += [*theirs.find_unread_warm_up(engine), *absent_findings(theirs)]
@@ -150,6 +145,8 @@ def in_their_words(
             short = ours.removeprefix("engine.")
             for one in (ours, short) if "." in short else (ours,):
                 text = re.sub(rf"(?<![\w.]){re.escape(one)}(?!\w)", theirs, text) if text else text
+        if text and "data.val_files" in text:  # the other way to have them is ours alone
+            text = text.replace(" or data.split.validation", "")
         return re.sub(r"(?<![\w.])(engine\.)?ddp_config\b", _DDP, text) if text else text
 
     help = finding.help
@@ -211,6 +208,9 @@ def _translate(theirs: VerlFile, engine: str, notes: list[str]) -> Iterator[Diag
         theirs.map(MEGATRON_LORA)
     _rows(theirs)
     _model(theirs)
+    pattern = theirs.given.get("model.target_modules")
+    if "lora" in theirs.values and isinstance(pattern, str) and pattern != "all-linear":
+        put_targets(theirs, pattern, "model.target_modules")
     yield from _lengths(theirs, notes)
     yield from _micro_batches(theirs, megatron)
     steps, epochs = take("trainer.total_training_steps"), take("trainer.total_epochs", 4)
@@ -440,7 +440,7 @@ def _micro_batches(theirs: VerlFile, megatron: bool) -> Iterator[Diagnostic]:
             " data.max_token_len_per_gpu in its place",
             "leave it out, or set data.use_dynamic_bsz=false",
         )
-    if megatron or not {"data.use_dynamic_bsz", budget} & theirs.given.keys():
+    if megatron:
         return
     theirs.put("data.packing", "token_budget", "data.use_dynamic_bsz")
     theirs.put("data.micro_batch_tokens", theirs.take(budget, 8192), budget)
@@ -448,7 +448,7 @@ def _micro_batches(theirs: VerlFile, megatron: bool) -> Iterator[Diagnostic]:
 
 def _unread(theirs: VerlFile) -> Iterator[Diagnostic]:
     for name, why in UNREAD.items():
-        if theirs.says(name):
+        if theirs.says(name) and name not in theirs.judged:
             yield theirs.find("setting-without-reader", name, f"{name}: {why}", "leave it out")
 
 

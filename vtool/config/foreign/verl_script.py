@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vtool.config.foreign.hf_script import PROCESSES_VARIABLE, asked_processes, code_lines
 from vtool.config.foreign.known_words import known_words
+from vtool.config.foreign.launch_options import AskedProcesses, read_launch_options
 from vtool.config.foreign.shell import UNKNOWN, ScriptPlaces, ShellWord, read_commands, read_text
+from vtool.config.foreign.theirs import ForeignFile
 from vtool.config.foreign.verl_settings import UNREAD, is_known_to_verl, verl_names
+from vtool.config.foreign.word import is_whole
 from vtool.config.origins import ValuePosition
 from vtool.config.resources import shown_path
 from vtool.diagnostics import Diagnostic, Findings
@@ -36,6 +40,10 @@ class VerlScript:
     again: set[str] = field(default_factory=set)
     """Names that are appended twice."""
     notes: list[str] = field(default_factory=list)
+    ranks: AskedProcesses | None = None
+    """The processes that the launcher starts; None where that is not said."""
+    by_ray: bool = False
+    """True where Ray starts them, as many as the settings of `trainer` say."""
 
 
 def find_refused_overrides(script: VerlScript) -> Iterator[Diagnostic]:
@@ -77,7 +85,7 @@ def read_verl_script(path: Path) -> VerlScript:
     """
     name, text = shown_path(path), read_text(path)
     commands = list(read_commands(text))
-    found = next((words for words in map(_behind_trainer, commands) if words is not None), None)
+    found = next((words for words in map(_at_trainer, commands) if words is not None), None)
     if found is None:
         other = next((word for command in commands for word in command if _is_other(word)), None)
         what = (
@@ -96,9 +104,27 @@ def read_verl_script(path: Path) -> VerlScript:
         )
     read = VerlScript(choices={"engine": "fsdp", "optim": "fsdp"})  # verl's own defaults
     places = ScriptPlaces(name, text)
-    for word in found:
+    before, (start, *words) = found
+    for word in words:
         _read_word(word, places.of(word), read)
+    lines = code_lines(text, places.of((words or [start])[-1]).value.line or 0)
+    read.by_ray = _last(start) == "sft_trainer_ray"
+    read.ranks = asked_processes(lines, places, read_launch_options(before), read.places)
     return read
+
+
+def put_processes(theirs: ForeignFile, script: VerlScript) -> None:
+    """Take over how many processes start: torchrun says it, or to Ray the settings themselves."""
+    ranks, name = script.ranks, PROCESSES_VARIABLE
+    if script.by_ray:
+        name = "trainer.n_gpus_per_node"
+        each, nodes = theirs.take(name, 8), theirs.take("trainer.nnodes", 1)
+        ranks = AskedProcesses(each * nodes, nodes) if is_whole(each) and is_whole(nodes) else None
+    if ranks is None:
+        return
+    theirs.put("launch.nproc", max(1, ranks.all // ranks.nodes), name)
+    if ranks.nodes > 1:
+        script.notes.append(f"It is for {ranks.nodes} machines: start it on each, by torchrun")
 
 
 def _refused(rule: str, message: str, help: str | None = None) -> Findings:
@@ -113,15 +139,18 @@ def _is_other(word: ShellWord) -> bool:
     return word.text.startswith("verl.") and "=" not in word.text
 
 
-def _behind_trainer(command: list[ShellWord]) -> list[ShellWord] | None:
-    """Return the words behind the trainer's module or file; None for another command."""
+def _at_trainer(command: list[ShellWord]) -> tuple[list[ShellWord], list[ShellWord]] | None:
+    """Return the words before the trainer's module or file, and that with the rest.
+
+    None for another command.
+    """
     for at, word in enumerate(command):
         if "=" not in word.text and _last(word) in _TRAINERS:
-            return command[at + 1 :]
+            return command[:at], command[at:]
     if not command or UNKNOWN not in command[0].text:
         return None
     names = [word.text.partition("=")[0].lstrip("+") for word in command if "=" in word.text]
-    return command[1:] if sum(name in verl_names() for name in names) >= _LEAST else None
+    return ([], command) if sum(name in verl_names() for name in names) >= _LEAST else None
 
 
 def _read_word(word: ShellWord, place: ValuePosition, read: VerlScript) -> None:

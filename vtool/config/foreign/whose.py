@@ -53,6 +53,13 @@ def trainer_of(values: Mapping[Any, Any]) -> str | None:
     return best if is_clear and enough else None
 
 
+def lead(values: Mapping[Any, Any], name: str, other: str) -> int:
+    """Return how many more of a flat recipe's settings one trainer knows than another."""
+    known = _names()
+    first, second = (sum(key in known.get(one, ()) for key in values) for one in (name, other))
+    return first - second
+
+
 @cache
 def _names() -> Mapping[str, frozenset[str]]:
     """Return the settings of each trainer whose recipes are flat, words of earlier releases too."""

@@ -39,6 +39,7 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
     except (OSError, ValueError, RecursionError) as error:
         return f"has a config.json that cannot be read: {error}", None
     found = config.get("model_type") if isinstance(config, dict) else None
+    found = found if isinstance(found, str) else None
     if found == family:
         return _problem_of_own(config, family), None
     if found is None:

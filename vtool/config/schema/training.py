@@ -52,7 +52,8 @@ class Optim(Settings):
     """The highest learning rate, reached when the warm-up ends.
 
     Usual for a trained model: 1e-5 for all weights, 1e-4 for adapters. A shipped recipe's rate for
-    all weights is 1e-4 where a recipe adds `lora` to it, and sets none.
+    all weights is 1e-4 where a recipe of a trained model (not of random weights) adds `lora` to it,
+    and sets none.
     """
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """The shares kept at each step of the running means of the gradient and of its square."""

@@ -39,6 +39,8 @@ _TAGS = {
 }
 _PARTS = {"prompt": "instruction", "query": "input", "response": "output"}
 _ENTRY = ("file_name", "formatting", "ranking", "columns", "tags", "split")
+_LONGEST = 4096
+"""Characters of a path; an image in a row itself has more, or begins with `data:`."""
 _CALL = "a call of a tool as text: its layout is the chat template's"
 
 
@@ -97,9 +99,25 @@ class LlamaFactory(ColumnsReader):
             if record.get(column) not in (None, "", [])
         }
         if self.formatting == "alpaca":
-            return from_instruction({"output": "", **named}, malformed)
-        messages = [*self._turns(named, malformed)]
-        return {"messages": messages, **visuals(named, malformed), **tools(named, malformed)}
+            made = from_instruction({"output": "", **named}, malformed)
+        else:
+            messages = [*self._turns(named, malformed)]
+            made = {"messages": messages, **visuals(named, malformed), **tools(named, malformed)}
+        return made | {
+            kind: self._found(made[kind]) for kind in ("images", "videos") if kind in made
+        }
+
+    def _found(self, given: Any) -> Any:
+        """Return images or videos; one that is not in their folder is looked for where we run.
+
+        LLaMA-Factory does so, with a warning.
+        """
+        if isinstance(given, list):
+            return [self._found(one) for one in given]
+        if not isinstance(given, str) or len(given) > _LONGEST or given.startswith("data:"):
+            return given
+        is_here = not Path(self.folder, given).is_file() and Path(given).is_file()
+        return str(Path(given).absolute()) if is_here else given
 
     def describe(self) -> dict[str, Any]:
         return {

@@ -7,6 +7,7 @@ the path is run as usual.
 
 from __future__ import annotations
 
+import atexit
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -15,6 +16,8 @@ import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _AWAITED = "torch.optim.optimizer"
+_LIBRARY = os.path.dirname(os.__file__)
+_OF_LAUNCHERS = ("ChildFailedError", "CalledProcessError", "KeyboardInterrupt", "SystemExit")
 _OLDEST = (2, 4)
 """The oldest release of torch that has what the watch calls."""
 
@@ -36,11 +39,15 @@ def _install(module):  # type: ignore[no-untyped-def]
 def _say(why):  # type: ignore[no-untyped-def]
     """Say why nothing will be seen of this process, here and in the folder of the facts."""
     sys.stderr.write(f"vtool watch: not installed: {why}\n")
+    _write("blind", why)
+
+
+def _write(kind, why):  # type: ignore[no-untyped-def]
     try:
         import json  # not before it is needed: every Python that starts runs this file
 
         rank = int(os.environ.get("RANK", "0"))
-        fact = {"kind": "blind", "step": 0, "rank": rank, "model": None, "why": why}
+        fact = {"kind": kind, "step": 0, "rank": rank, "model": None, "why": why}
         folder = os.environ["VTOOL_WATCH_TO"]
         os.makedirs(folder, mode=0o700, exist_ok=True)
         path = os.path.join(folder, f"rank{rank}-{os.getpid()}.jsonl")
@@ -48,6 +55,38 @@ def _say(why):  # type: ignore[no-untyped-def]
             file.write(json.dumps(fact) + "\n")
     except (OSError, ValueError):
         return
+
+
+def _at_end():  # type: ignore[no-untyped-def]
+    """Write the exception with which the program has ended, where that was before any step.
+
+    A launcher's is of a process that it has started, which writes its own.
+    """
+    error = getattr(sys, "last_value", None)
+    if error is None or sys.argv[:1] == ["-c"] or type(error).__name__ in _OF_LAUNCHERS:
+        return
+    installed = sys.modules.get("vtool_watch.install")
+    process = installed and installed._State.process
+    if process and process.steps:
+        return
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        file, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        if not place or not ("site-packages" in file or file.startswith(_LIBRARY + os.sep)):
+            place = f" ({_shown(file)}:{line})"
+        trace = trace.tb_next
+    said = "" if os.environ.get("VTOOL_WATCH_TEXT") == "0" else str(error).strip()
+    text = f": {said.splitlines()[0][:300]}" if said else ""
+    _write("crashed", f"{type(error).__name__}{text}{place}")
+
+
+def _shown(file):  # type: ignore[no-untyped-def]
+    """Return a path as seen from the folder that the program is in, where it is inside."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # it was deleted
+        return file
+    return file[len(here) :] if file.startswith(here) else file
 
 
 class _AfterOptimizer(importlib.abc.MetaPathFinder):
@@ -86,6 +125,7 @@ def _run_hidden() -> None:
 
 
 if os.environ.get("VTOOL_WATCH_TO"):
+    atexit.register(_at_end)
     if _AWAITED in sys.modules:
         _install(sys.modules[_AWAITED])
     else:
