@@ -313,7 +313,7 @@ class TestModel:
             "internlm_x",
         )
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff"])
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", "\xff", '{"model_type": [["x"]]}'])
     def test_a_config_that_says_nothing(self, text: str) -> None:
         Path("models/qwen/config.json").write_text(text, encoding="latin-1")
         assert only("model.path=models/qwen", "model.size=null").rule == "not-a-model-folder"
