@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.commands import vtool
+from tests.commands import run_vtool, vtool
 from tests.families.tiny_folders import TYPES, WITHOUT_TORCHVISION, write_folder
 from vtool.families import can_train, family_facts
 from vtool.families.any_facts import transformers_types
@@ -313,6 +313,27 @@ def test_every_proof_holds_for_a_type_that_vtool_has_no_code_for(tmp_path: Path,
     for proof in ("loss-differs", "gradient-depends-on-ranks", "resume-differs", "export-differs"):
         assert checks[proof] == "passed"
     assert checks["label-masks-disagree"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("asked", "rate", "told"),
+    [(True, 0.001, True), (False, 0.001, False), (True, 0.0, False), (None, 0.001, False)],
+)
+def test_a_loss_of_routers_that_a_config_asks_for_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool | None, rate: float, told: bool
+) -> None:
+    """transformers adds it where `output_router_logits` is true."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "moe").mkdir()
+    text = {"router_aux_loss_coef": rate} | (
+        {} if asked is None else {"output_router_logits": asked}
+    )
+    config = {"model_type": "qwen3_5_moe", "vision_config": {"depth": 2}, "text_config": text}
+    (tmp_path / "moe/config.json").write_text(json.dumps(config))
+    rows_file(tmp_path)
+    out = run_vtool(tmp_path, "validate-config", *run("moe")).output
+    assert ("warning[router-loss-left-out VT684]" in out) is told
+    assert ("0.001 times the router's loss" in out) is told
 
 
 def processor_of(folder: Path, kind: str) -> Processor:
