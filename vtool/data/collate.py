@@ -79,7 +79,7 @@ class Batch:
     shown: int | None = None
     """The images that it has, of a family whose inputs do not tell; None: they do."""
     small: tuple[Mapping[str, Tensor], ...] = ()
-    """Of such a family's packed rows, each document's inputs without its pixels."""
+    """Each document's inputs but its pixels, in packed rows of such a family."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's keyword arguments: `inputs`, and the values that are no tensors."""

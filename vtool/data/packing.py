@@ -102,7 +102,7 @@ def collate_packed(
 
 
 def _of_whole(samples: Sequence[Sample], inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return what a batch of another family has: its images, and each document's small inputs."""
+    """Return the fields of a batch of another family: its images, each document's small inputs."""
     small = tuple(
         {
             **one.visuals.tokens,
