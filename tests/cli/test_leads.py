@@ -36,6 +36,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("rows.parquet").touch()
     for name in ("rows.jsonl", "a,b.jsonl", "a=b.jsonl"):
         write_rows(Path(name), [chat("What?", "It.")])
+    said = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "Red."}]
+    Path("apart.json").write_text(json.dumps([{"image": "red.png", "conversations": said}]))
+    Path("img").mkdir()
+    Path("img/red.png").touch()
     Path("models/Qwen2.5-VL").mkdir(parents=True)
     gemma = {"model_type": "internlm_x", "architectures": ["Gemma3"]}
     Path("models/Qwen2.5-VL/config.json").write_text(json.dumps(gemma))
@@ -60,6 +64,14 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "  help: vtool watch -- swift sft --model X shows",
         ),
         ("train sft 'swift sft --model X'", "vtool validate-config --from ms-swift FILE checks"),
+        ("train sft rows.jsonl finetune", "its data.train: finetune 'data.train=[rows.jsonl]'"),
+        ("train sft rows.jsnl", "help: did you mean `rows.jsonl`"),
+        ("train sft mine/nothere.yaml", "help: give a file that is there; paths begin at "),
+        (
+            "verify apart.json",
+            "`img/red.png`? Or name the folder of all images: data.train=[{format: …, path: …,"
+            " image_folder: img}]",
+        ),
         ("train sft 'python train.py'", "help: vtool watch -- python train.py shows"),
         ("train sft digits --lora.rank 8", "settings are KEY=VALUE, such as lora.rank=16"),
         (

@@ -46,6 +46,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(f"models/{name}/preprocessor_config.json").write_text(
             json.dumps({"patch_size": 14, "merge_size": 2})
         )
+    Path("models/experts").mkdir()
+    asked = {"output_router_logits": True, "router_aux_loss_coef": 0.001}
+    config = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}} | asked
+    Path("models/experts/config.json").write_text(json.dumps(config))
     one, index = "model.safetensors", {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     for name in (one, *index["weight_map"].values()):
         Path(f"models/twice/{name}").touch()

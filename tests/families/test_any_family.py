@@ -349,7 +349,7 @@ def test_a_loss_of_routers_that_a_config_asks_for_is_told(
     (tmp_path / "moe/config.json").write_text(json.dumps(config))
     rows_file(tmp_path)
     out = run_vtool(tmp_path, "validate-config", *run("moe")).output
-    assert ("warning[router-loss-left-out VT684]" in out) is told
+    assert ("warning[router-loss-left-out VT254]" in out) is told
     assert ("0.001 times the router's loss" in out) is told
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from vtool.config.schema.formats.entry import ROWS_SUFFIXES, has_rows_files
@@ -148,9 +149,18 @@ def refuse_other_family(folder: Path) -> None:
 
 def other_family(folder: Path, kind: str) -> Findings:
     """Return the exception for a model of a family that vtool has not."""
-    message = f"{folder} is a model of type {kind}, for which transformers here has no class"
+    message = f"{folder} is a model of type {kind}, {no_class()}"
     help = ANOTHER_FAMILY
     return Findings(Diagnostic("not-a-run", message, help), fatal=True)
+
+
+def no_class() -> str:
+    """Return why a type of model cannot be trained, with the release that is looked into."""
+    try:
+        release = f"transformers {version('transformers')} here"
+    except PackageNotFoundError:
+        release = "transformers, which is not installed,"
+    return f"for which {release} has no image-text-to-text class; a newer one may have it"
 
 
 def has_model_files(folder: Path) -> bool:

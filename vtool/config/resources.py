@@ -9,6 +9,7 @@ from vtool.config.given_for_recipe import NOT_RECIPES, a_command, given_for_reci
 from vtool.config.shipped import recipe_names, shipped_folder
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.diagnostics.near_miss import did_you_mean, near
+from vtool.near_files import near_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,12 @@ def refuse_link(path: Path) -> None:
 def _other_recipes(recipe: str, names: tuple[str, ...]) -> str:
     candidates = [f"{recipe}.yaml"] if recipe and Path(f"{recipe}.yaml").is_file() else []
     candidates += _files_near(Path(recipe)) or near(recipe, names) or near(Path(recipe).stem, names)
+    is_path = Path(recipe).suffix or os.sep in recipe
+    if is_path and (found := near_file(recipe)):
+        candidates = [*found.paths]
     listed = f"shipped recipes are {', '.join(names)}; your own is given by its path"
+    if is_path:
+        listed = f"give a file that is there; paths begin at {os.getcwd()}"
     return did_you_mean(candidates) or listed
 
 

@@ -145,6 +145,12 @@ def more_rows(recipe: str, overrides: Sequence[str]) -> Iterator[Diagnostic]:
             "bad-override", message, f"check the names; {_several(overrides)} 'data.train=[…]'"
         )
         return
+    named = [each for each in overrides if each in recipe_names()]
+    if of_rows and named:
+        message = f"`{named[0]}` is a recipe, and stands behind the rows"
+        help = f"the rows of a recipe are its data.train: {named[0]} {_as_typed([recipe])}"
+        yield Diagnostic("bad-override", message, help)
+        return
     again = [each for each in overrides if _replaces(recipe, each)]
     if of_rows and again and not files:
         message = f"`{recipe}` and `{again[0]}` both say what is trained on"

@@ -259,5 +259,11 @@ def _file(
         message, help = f"{name}: there is no {what or kind + ' '}{named}", None
         if near := near_file(given, folder):
             message, help = f"{message} ({near.there})", near.question
+            inside = os.path.dirname(near.paths[0])
+            if kind == "image" and inside and near.paths[0].endswith(f"{os.sep}{given}"):
+                help += (
+                    " Or name the folder of all images: data.train=[{format: …, path: …,"
+                    f" image_folder: {inside}}}]"
+                )
         raise refuse(rule, message, origin, help=help)
     return str(path)

@@ -173,6 +173,7 @@ def _announce(
 ) -> None:
     plan, ranks, engine = session.plan, session.ranks, session.engine
     trained = f" ({engine.trained:,} trained)" if engine.trained < engine.size else ""
+    unreached = session.family.unreached(engine.module)
     print(
         f"{session.run.model.family}, {session.engine.size:,} parameters{trained}, computed in"
         f" {session.run.model.dtype} on {ranks.device.type}, {session.run.engine.kind},"
@@ -180,6 +181,8 @@ def _announce(
         f" {plural(session.total_steps, 'step')} of {plural(plan.global_batch_size, 'row')},"
         f" {plural(plan.steps_per_epoch, 'step')} an epoch"
     )
+    if unreached:
+        print(f"no image reaches {len(unreached)} weights, such as {min(unreached)}: they stay")
     experts = [one for name, one in engine.named_parameters() if ".experts." in name]
     if session.run.lora is not None and experts and not any(one.requires_grad for one in experts):
         share = sum(one.numel() for one in experts) / engine.size

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vtool.config.given_for_recipe import ANOTHER_FAMILY
+from vtool.config.given_for_recipe import ANOTHER_FAMILY, no_class
 from vtool.config.origins import Origins
 from vtool.config.rules.rule import settings_rule
 from vtool.config.schema import Run
@@ -25,7 +25,6 @@ from vtool.families.quantization import QUANTIZED_HELP, quantized_already
 from vtool.model_folder import INDEX, MODEL_CONFIG, WHOLE, ModelFolder
 
 _RULE = "conflicting-model-source"
-_NO_CLASS = "for which transformers here has no image-text-to-text class"
 
 
 def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
@@ -44,7 +43,7 @@ def _problem(folder: Path, family: str) -> tuple[str | None, str | None]:
         return _problem_of_own(config, family), None
     if found is None:
         return "has a config.json without a model_type", None
-    other = f"but model.family is {family}" if can_train(found) else _NO_CLASS
+    other = f"but model.family is {family}" if can_train(found) else no_class()
     return f"is a model of type {found}, {other}", str(found)
 
 
@@ -358,15 +357,15 @@ def recompute_beyond_blocks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
 @settings_rule(
     Rule(
         name="router-loss-left-out",
-        code="VT684",
+        code="VT254",
         summary="A model's config.json asks for a loss of its experts' router, and none is added.",
         why=(
             "transformers' own trainer adds router_aux_loss_coef times a load-balancing loss where"
             " output_router_logits is true; here the loss is that of the tokens alone, so that"
             " experts may be used less and less evenly."
         ),
-        bad='"output_router_logits": true, "router_aux_loss_coef": 0.001 in config.json',
-        good='"output_router_logits": false in config.json',
+        bad="model.path=models/experts, which has output_router_logits true in config.json",
+        good="model.path=models/qwen, which has it false, or not at all",
         fix=(
             "Train a few steps and compare what experts are used, or set output_router_logits to"
             " false in config.json: then nothing is left out."
