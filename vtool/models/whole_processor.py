@@ -38,7 +38,7 @@ class ProcessorFails(ValueError):
     """A processor that refuses a row, with what it says."""
 
 
-class _Arrived(Exception):  # noqa: N818
+class _Arrived(Exception):
     """A row's embeddings have arrived at the layers of language."""
 
 
