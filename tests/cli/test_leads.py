@@ -37,7 +37,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("rows.jsonl", "a,b.jsonl", "a=b.jsonl"):
         write_rows(Path(name), [chat("What?", "It.")])
     Path("models/Qwen2.5-VL").mkdir(parents=True)
-    gemma = {"model_type": "gemma3", "architectures": ["Gemma3"]}
+    gemma = {"model_type": "internlm_x", "architectures": ["Gemma3"]}
     Path("models/Qwen2.5-VL/config.json").write_text(json.dumps(gemma))
 
 

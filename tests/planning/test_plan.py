@@ -264,7 +264,7 @@ def test_the_parameters_planned_are_the_run_s(tmp_path: Path) -> None:
         tmp_path, "train", "sft", rows.name, "train.steps=1", "train.epochs=null", "--no-preflight"
     )
     assert "1 rank of 1 thread;" in trained
-    (count,) = re.findall(r"([\d,]+) parameters in", trained)
+    (count,) = re.findall(r"([\d,]+) parameters, computed in", trained)
     for more in ((), ("--tokens", "64")):
         assert f"{count} parameters, {count} of them" in vtool(tmp_path, "plan", rows.name, *more)
 

@@ -78,10 +78,13 @@ class Batch:
 
     shown: int | None = None
     """The images that it has, of a family whose inputs do not tell; None: they do."""
+    small: tuple[Mapping[str, Tensor], ...] = ()
+    """Each document's inputs but its pixels, in packed rows of such a family."""
 
     def arguments(self) -> dict[str, Any]:
         """Return the model's keyword arguments: `inputs`, and the values that are no tensors."""
-        packed = {} if self.documents is None else {"documents": self.documents.spans}
+        own = self.documents is not None and self.shown is None
+        packed = {"documents": self.documents.spans} if own and self.documents else {}
         return {**self.inputs, **packed, **self.towers}
 
     @property
@@ -144,11 +147,11 @@ def collate(samples: Sequence[Sample], processor: Processor, drop: Sequence[str]
         visual=sum(count_visual(sample.input_ids, processor) for sample in samples),
         padding=len(samples) * max(len(sample.input_ids) for sample in samples) - tokens,
         values=values,
-        shown=_shown(samples, inputs) if processor.whole else None,
+        shown=shown(samples, inputs) if processor.whole else None,
     )
 
 
-def _shown(samples: Sequence[Sample], inputs: Mapping[str, Tensor]) -> int:
+def shown(samples: Sequence[Sample], inputs: Mapping[str, Tensor]) -> int:
     """Return the images of samples; 0 where the recipe drops their inputs."""
     there = any(name.startswith("pixel_values") for name in inputs)
     return sum(sample.images for sample in samples) if there else 0

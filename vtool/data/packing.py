@@ -1,17 +1,20 @@
 """Packing: documents that share rows without padding, spread over ranks by their tokens."""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapreplace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vtool.data.chat import IGNORED
 from vtool.data.collate import (
     Batch,
     Documents,
     count_visual,
+    shown,
     token_types,
     values_of_bytes,
     visual_inputs,
@@ -61,11 +64,13 @@ def collate_packed(
     Its positions are the model's to give: `with_positions`.
     """
     input_ids = torch.cat([sample.input_ids for sample in samples])[None]
-    inputs = {
-        "input_ids": input_ids,
-        "mm_token_type_ids": token_types(input_ids, processor),
-        **visual_inputs(samples, processor),
-    }
+    inputs = {"input_ids": input_ids}
+    if processor.whole is None:
+        inputs["mm_token_type_ids"] = token_types(input_ids, processor)
+    for name in processor.whole.token_inputs if processor.whole else ():
+        rows = [one.visuals.tokens.get(name, torch.zeros_like(one.input_ids)) for one in samples]
+        inputs[name] = torch.cat(rows)[None]
+    inputs |= visual_inputs(samples, processor)
     inputs = {name: tensor for name, tensor in inputs.items() if name not in drop}
     # The first token of a document is predicted from nothing: left in, it would be from the end of
     # the one before.
@@ -92,7 +97,24 @@ def collate_packed(
             videos=tuple(sample.visuals.videos for sample in samples),
         ),
         values=values_of_bytes(inputs, processor),
+        **({} if processor.whole is None else _of_whole(samples, inputs)),
     )
+
+
+def _of_whole(samples: Sequence[Sample], inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the fields of a batch of another family: its images, each document's small inputs."""
+    small = tuple(
+        {
+            **one.visuals.tokens,
+            **{
+                name: tensor
+                for name, tensor in one.visuals.inputs.items()
+                if not name.startswith("pixel_values")
+            },
+        }
+        for one in samples
+    )
+    return {"shown": shown(samples, inputs), "small": small}
 
 
 def with_positions(batch: Batch, model: Any) -> Batch:
@@ -108,6 +130,8 @@ def with_positions(batch: Batch, model: Any) -> Batch:
     """
     if batch.documents is None:
         return _with_positions_of_rows(batch, model) if batch.towers else batch
+    if batch.shown is not None:
+        return replace(batch, inputs={**batch.inputs, "position_ids": _learnt(batch, model)})
     ids, types = batch.inputs.get("input_ids"), batch.inputs.get("mm_token_type_ids")
     assert ids is not None
     positions, start, image, video = [], 0, 0, 0
@@ -134,6 +158,33 @@ def with_positions(batch: Batch, model: Any) -> Batch:
         else:
             positions.append(torch.arange(length, device=ids.device).expand(3, 1, length))
     return replace(batch, inputs={**batch.inputs, "position_ids": torch.cat(positions, -1)})
+
+
+def _learnt(batch: Batch, model: Any) -> Tensor:
+    """Return the positions of packed documents.
+
+    Plain ones [1, L], by which transformers tells documents apart; of a class that has them, with
+    those of time, height and width behind them [4, 1, L].
+    """
+    assert batch.documents is not None, "rows are packed"
+    index = getattr(model.model, "get_rope_index", None)
+    wanted = set() if index is None else set(inspect.signature(index).parameters)
+    found, start = [], 0
+    for length, small in zip(batch.documents.lengths, batch.small, strict=True):
+        ids = batch.inputs["input_ids"][:, start : start + length]
+        start += length
+        plain = torch.arange(length, device=ids.device)[None]
+        if index is None:
+            found.append(plain)
+            continue
+        given = {
+            name: one[None] if len(one) == length and one.ndim == 1 else one
+            for name, one in small.items()
+            if name in wanted
+        }
+        own = index(ids, **given)[0] if given else plain.expand(3, 1, -1)
+        found.append(torch.cat([plain[None], own]))
+    return torch.cat(found, -1)
 
 
 def _with_positions_of_rows(batch: Batch, model: Any) -> Batch:

@@ -12,7 +12,7 @@ from torch import nn
 
 from vtool.config.expected import AGAIN, CHECKPOINTING, COMPONENTS, KEPT
 from vtool.config.readback import Observed
-from vtool.families import family_facts
+from vtool.families import can_train, family_facts
 from vtool.models.attention import LANGUAGE_ATTENTION, TOWER_ATTENTION
 from vtool.models.model_class import class_of
 from vtool.models.nf4 import Nf4Linear
@@ -59,11 +59,14 @@ def observe_layers(module: nn.Module) -> Iterator[Observed]:
         )
         for layer in attentions
     ]
+    kind = getattr(getattr(module, "config", None), "model_type", None)
+    learnt = can_train(kind) and family_facts(str(kind)).is_learnt
     for name, value, packable in dict.fromkeys(kinds):
         ours = LANGUAGE_ATTENTION.get(value) or TOWER_ATTENTION.get(value)
         yield Observed("model.attention", value if ours is None else ours.kernel, name)
-        # one that ignores documents would silently have them see each other
-        if packable:
+        # one that ignores documents would silently have them see each other; of a type without code
+        # here it is transformers' masks that go by positions
+        if packable and not learnt:
             packing = "token_budget" if ours is not None and ours.packed else "none"
             yield Observed("data.packing", packing, name)
     blocks = [

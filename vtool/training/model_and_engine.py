@@ -162,7 +162,9 @@ def prepare_model(
     """
     of, kernel = load_family(run.model.family), run.model.attention
     on_npu = device_kind(run) == "npu"
-    if run.data.packing != "none":
+    if of.facts.is_learnt:
+        pass  # transformers tells packed documents apart by their positions
+    elif run.data.packing != "none":
         text: Any = model.config.get_text_config()  # type: ignore[operator,union-attr]
         window = window_of(
             getattr(text, "layer_types", None), getattr(text, "sliding_window", None)

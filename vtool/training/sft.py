@@ -180,6 +180,10 @@ def _announce(
         f" {plural(session.total_steps, 'step')} of {plural(plan.global_batch_size, 'row')},"
         f" {plural(plan.steps_per_epoch, 'step')} an epoch"
     )
+    experts = [one for name, one in engine.named_parameters() if ".experts." in name]
+    if session.run.lora is not None and experts and not any(one.requires_grad for one in experts):
+        share = sum(one.numel() for one in experts) / engine.size
+        print(f"adapters reach no expert: {share:.0%} of the weights stay as they are")
     folder = session.run.model.path
     if folder is not None and not weight_files(Path(folder)) and pickled_files(Path(folder)):
         print(printable(f"{folder} has pickles (.bin): their tensors are read, and no code is run"))

@@ -28,6 +28,7 @@ from vtool.data.turns import prepare_rows
 from vtool.data.vocabulary import beyond_vocabulary
 from vtool.diagnostics import Findings
 from vtool.engines.ranks import Ranks
+from vtool.families import family_facts
 from vtool.families.family import Family, load_family
 from vtool.models.build import build_model, model_config
 from vtool.models.processor import Processor, new_processor
@@ -264,6 +265,8 @@ def _why_not_packed(run: Run, tokens: int, ranks: Ranks) -> str:
     Args:
         ranks: several ones compute on the recipe's engine.
     """
+    if run.data.packing == "none" and family_facts(run.model.family).is_learnt:
+        return f"data.packing is none: of a {run.model.family} it is proved where it is asked for"
     packed = update_section(run, "data", packing="token_budget", micro_batch_tokens=tokens)
     if ranks.world == 1:
         packed = packed.model_copy(update={"engine": schema.Ddp(kind="ddp")})

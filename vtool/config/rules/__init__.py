@@ -54,6 +54,7 @@ SETTINGS_RULES: tuple[SettingsRule, ...] = (
     model.patch_mismatch,
     model.two_saves_in_folder,
     model.recompute_beyond_blocks,
+    model.router_loss_left_out,
     lora.nothing_to_train,
     lora.lora_target,
     megatron.ddp_conflict,

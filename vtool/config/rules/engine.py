@@ -26,7 +26,6 @@ NOT_BUILT_ON_ENGINE = Rule(
 def _of_learnt(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Yield a finding for each setting that needs code of a family of vtool's own."""
     asked = (
-        ("data.packing", run.data.packing, ("none",)),
         ("model.attention", run.model.attention, ("sdpa", "eager")),
         (
             "model.gradient_checkpointing",

@@ -353,3 +353,39 @@ def recompute_beyond_blocks(run: Run, origins: Origins) -> Iterator[Diagnostic]:
         name,
         origins.near(name),
     )
+
+
+@settings_rule(
+    Rule(
+        name="router-loss-left-out",
+        code="VT684",
+        summary="A model's config.json asks for a loss of its experts' router, and none is added.",
+        why=(
+            "transformers' own trainer adds router_aux_loss_coef times a load-balancing loss where"
+            " output_router_logits is true; here the loss is that of the tokens alone, so that"
+            " experts may be used less and less evenly."
+        ),
+        bad='"output_router_logits": true, "router_aux_loss_coef": 0.001 in config.json',
+        good='"output_router_logits": false in config.json',
+        fix=(
+            "Train a few steps and compare what experts are used, or set output_router_logits to"
+            " false in config.json: then nothing is left out."
+        ),
+        severity="warning",
+    ),
+)
+def router_loss_left_out(run: Run, origins: Origins) -> Iterator[Diagnostic]:
+    """Check that the folder's config.json asks for no loss beside that of the tokens."""
+    config = ModelFolder(Path(run.model.path)).config if run.model.path else {}
+    text = config.get("text_config")
+    parts = (config, text if isinstance(text, dict) else {})
+    asked = any(part.get("output_router_logits") is True for part in parts)
+    rates = [part["router_aux_loss_coef"] for part in parts if part.get("router_aux_loss_coef")]
+    if asked and rates:
+        yield Diagnostic(
+            "router-loss-left-out",
+            f"{run.model.path}: config.json asks for {rates[0]} times the router's loss, and the"
+            " loss here is that of the tokens alone",
+            parameter="model.path",
+            origin=origins.near("model.path"),
+        )
