@@ -270,7 +270,7 @@ RULES = (
         good="model.path of a Gemma 3",
         fix=(
             "Install the package that the message names; where tokens and features differ, copy the"
-            " folder's configs again; else train elsewhere: `vtool watch` shows what is then taught."
+            " folder's configs again; else train elsewhere: `vtool watch` shows what is taught."
         ),
     ),
 )
