@@ -15,6 +15,7 @@ from PIL import Image
 
 from tests.commands import run_vtool, vtool
 from tests.families.tiny_folders import TYPES, WITHOUT_TORCHVISION, write_folder
+from vtool.diagnostics import Findings
 from vtool.families import can_train, family_facts
 from vtool.families.any_facts import transformers_types
 from vtool.families.any_family import AnyFamily
@@ -228,6 +229,53 @@ def test_a_model_that_reads_prompts_both_ways_is_refused(tmp_path: Path) -> None
     assert REFUSED["paligemma"] in out
 
 
+@pytest.mark.parametrize(
+    ("file", "changed", "says"),
+    [
+        ("processor_config.json", {"image_seq_length": 7}, "tokens: 7, features: 4"),
+        ("config.json", {"image_token_id": 5, "image_token_index": 5}, "tokens: 0, features: 4"),
+    ],
+)
+def test_a_processor_that_writes_other_tokens_than_the_tower_has_features_is_refused(
+    tmp_path: Path, file: str, changed: dict[str, int], says: str
+) -> None:
+    folder = model_folder(tmp_path, "gemma3")
+    given = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(given | changed))
+    with pytest.raises(Findings, match=f"processor-not-understood.*{says}"):
+        load_processor(folder, "gemma3")
+
+
+def test_a_class_that_does_not_read_images_among_its_tokens_is_refused(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path, "gemma3")
+    given = {"model_type": "mllama", "vision_config": {}, "text_config": {}, "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(given))
+    with pytest.raises(Findings, match="MllamaForConditionalGeneration does not read them among"):
+        load_processor(folder, "mllama")
+
+
+def test_an_image_token_in_a_text_is_refused_though_the_tokenizer_does_not_list_it(
+    tmp_path: Path,
+) -> None:
+    from vtool.config.schema import Data
+    from vtool.data.encode import encode_row
+    from vtool.data.row import Row
+
+    folder, mark = model_folder(tmp_path, "llava"), "<image>"
+    given = json.loads((folder / "tokenizer_config.json").read_text())
+    row = Row(
+        id="r",
+        messages=[{"role": "user", "content": mark}, {"role": "assistant", "content": "no"}],
+        images=[],
+    )
+    kept = {name: one for name, one in given.items() if one != mark}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept))
+    processor = processor_of(folder, "llava")
+    assert mark not in processor.tokenizer.all_special_tokens
+    with pytest.raises(Findings, match=f"control-token-in-text.*{mark}"):
+        encode_row(row, 0, processor, Data.model_validate(SETTINGS))
+
+
 def test_a_row_with_a_video_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = model_folder(tmp_path, "gemma3")
@@ -263,6 +311,7 @@ def test_components_are_told_by_names_with_and_without_wrappers() -> None:
         ("model.multi_modal_projector.mm_input_projection_weight", "projector"),
         ("model.visual.merger.mlp.0.weight", "projector"),
         ("model.language_model.layers.0.mlp.up_proj.weight", "language"),
+        ("model.vision_encoder.ln_pre.weight", "vision"),
         ("lm_head.weight", "language"),
     ):
         assert family.component(name) == component

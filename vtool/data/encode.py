@@ -32,6 +32,7 @@ from vtool.data.video import Clip, open_clip
 from vtool.data.visuals import Visuals, expand_placeholders, visuals_of
 from vtool.data.whole_rows import encode_whole, whole_prompt, whole_question
 from vtool.diagnostics import Findings
+from vtool.families.any_family import NO_TOKEN
 from vtool.models.processor import Processor
 
 
@@ -146,7 +147,7 @@ def encode_rows(
     """
     made: dict[int, Sample | Exception] = {}
     passed = []
-    special = processor.tokenizer.all_special_tokens  # makes the list anew each time
+    special = _special(processor)  # makes the list anew each time
     for place, (_, row) in enumerate(rows):
         if error := _each(_check_row, row, special, processor, settings):
             made[place] = error
@@ -288,7 +289,7 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
     Raises:
         Findings: of the rules VT6xx.
     """
-    _check_text(row, processor.tokenizer.all_special_tokens)
+    _check_text(row, _special(processor))
     if processor.whole is not None:
         return Prompt(0, *whole_question(row, processor, processor.whole), reference="")
     clips = _clips(row, processor)
@@ -298,6 +299,15 @@ def encode_question(row: Row, processor: Processor) -> Prompt:
         ids, ids, row, visuals_of(row, clips, processor), processor
     )
     return Prompt(0, torch.tensor(expanded), visuals, reference="")
+
+
+def _special(processor: Processor) -> list[str]:
+    """Return the tokens that a text must not have: a type's tokenizer may not list its image's."""
+    special: list[str] = processor.tokenizer.all_special_tokens
+    if processor.whole is None:
+        return special
+    marks = (one for one in (processor.ids.image, processor.ids.video) if one != NO_TOKEN)
+    return [*dict.fromkeys((*special, *processor.tokenizer.convert_ids_to_tokens(list(marks))))]
 
 
 def _check_row(row: Row, special: Sequence[str], processor: Processor, settings: Data) -> None:

@@ -269,8 +269,8 @@ RULES = (
         bad="model.path of a PaliGemma, whose prompts are read both ways",
         good="model.path of a Gemma 3",
         fix=(
-            "Install the package that the message names, or train this model elsewhere: `vtool"
-            " watch` shows what is then taught."
+            "Install the package that the message names; where tokens and features differ, copy the"
+            " folder's configs again; else train elsewhere: `vtool watch` shows what is taught."
         ),
     ),
 )

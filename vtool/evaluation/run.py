@@ -297,8 +297,7 @@ def _settings(
         "sampling": asdict(asking.sampling) if asking.sampling else None,
         "engine": asking.engine,
         "dtype": run.model.dtype,
-        "image": run.data.image.model_dump(mode="json")
-        | {"backend": processor.image_processor.backend},
+        "image": run.data.image.model_dump(mode="json") | {"backend": processor.backend},
         "chat_template_xxh3": xxhash.xxh3_64_hexdigest(template),
         "video": run.data.video.model_dump(mode="json"),
         "drop_model_inputs": list(run.data.drop_model_inputs),

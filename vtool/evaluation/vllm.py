@@ -153,7 +153,7 @@ def _settings(
         "tokenizer": str(subject.export.folder.resolve()),
         "dtype": "bfloat16" if asking.bfloat16 else "float32",
         # resized as vtool does: PIL and torchvision round differently
-        "mm_processor_kwargs": {"use_fast": rows.processor.image_processor.backend == "torchvision"}
+        "mm_processor_kwargs": {"use_fast": rows.processor.backend == "torchvision"}
         | {key: value for key, value in sizes.items() if value is not None},
         "generation_config": "vllm",
         "enforce_eager": True,

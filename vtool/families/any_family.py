@@ -16,7 +16,10 @@ from vtool.families.family import Family
 from vtool.families.tokens import TokenIds
 
 _LANGUAGE = ("language_model", "text_model", "lm_head", "embed_tokens", "layers", "norm")
-_VISION = ("vision_tower", "vision_model", "visual")
+_VISION = (
+    *("vision_tower", "vision_model", "vision_encoder", "visual"),
+    *("image_tower", "video_tower"),
+)
 _WRAPPERS = ("model", "base_model", "module")
 """Parts of names that say nothing: of the class itself, of peft, and of DDP."""
 _MERGERS = ("merger", "merger_list", "deepstack_merger_list")

@@ -69,8 +69,8 @@ def _twin(config: Any, processor: Processor) -> Any:
         wide = AutoModelForImageTextToText.from_config(config)
     if sum(one.numel() for one in wide.parameters()) <= _MOST_OF_A_TWIN:
         return config
-    made = narrowed(config)
     try:
+        made = narrowed(config)
         with parameters_on_meta():
             model = AutoModelForImageTextToText.from_config(made)
         processor.whole.try_on(model)

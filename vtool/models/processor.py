@@ -115,6 +115,11 @@ class Processor:
         """Return the size that a picture is shown in, as `resized_size`."""
         return None if self.whole else resized_size(self.image_processor, width, height)
 
+    @property
+    def backend(self) -> str:
+        """The backend of the image processor; a class that has only one is of pil."""
+        return str(getattr(self.image_processor, "backend", "pil"))
+
     def save(self, folder: Path) -> None:
         """Write tokenizer, chat template, image and video processor as transformers reads them."""
         if self.whole is not None:

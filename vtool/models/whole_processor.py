@@ -4,9 +4,11 @@ The families that vtool has cut images themselves. Of all others nothing is assu
 is called as a server calls it, once a row, and what vtool must know is learnt from two calls.
 """
 
+import copy
 import inspect
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from torch.nn.functional import pad
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
+from vtool.families.twin_config import with_fewer_layers
 from vtool.models.on_meta import parameters_on_meta, stand_ins
 from vtool.words import first_line
 
@@ -33,6 +36,14 @@ _ROOM = 48
 
 class ProcessorFails(ValueError):
     """A processor that refuses a row, with what it says."""
+
+
+class _Arrived(Exception):
+    """A row's embeddings have arrived at the layers of language."""
+
+
+def _arrive(*_: object) -> None:
+    raise _Arrived
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +173,24 @@ class WholeProcessor:
         types = {name: one[None] for name, one in row.tokens.items()}
         with stand_ins(model), torch.no_grad():
             model(input_ids=ids, attention_mask=torch.ones_like(ids), **types, **row.inputs)
+
+    def try_embedding(self, config: Any) -> None:
+        """Compute a row with an image as far as its first layer of language.
+
+        Args:
+            config: of a class that holds the features against the places of an image.
+
+        Raises:
+            Exception: what the class raises, as of a processor that writes other places.
+        """
+        from transformers import AutoModelForImageTextToText
+
+        with parameters_on_meta():
+            model = AutoModelForImageTextToText.from_config(config)
+        if (decoder := model.get_decoder()) not in (None, model):
+            decoder.register_forward_pre_hook(_arrive)
+            with suppress(_Arrived):
+                self.try_on(model)
 
     def join(self, rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Join the image inputs of rows, as the processor's own batch has them.
@@ -307,10 +336,17 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
             for name in inspect.signature(type(module).forward).parameters
         }
         text = processor.tokenizer.apply_chat_template(chat, tokenize=False)
+        if getattr(config, "is_encoder_decoder", False) or not hasattr(inner, "get_image_features"):
+            why = f"{type(model).__name__} does not read them among its tokens, as trained here"
+            raise Findings(_not_understood(folder, processor, why))
         made = WholeProcessor(processor, accepted, str(text))
         made.unreached = find_unreached(family, config, made.smallest)
+        try:
+            made.try_embedding(with_fewer_layers(copy.deepcopy(config)))
+        except Exception:  # of the class, or of what names a layer that is left out
+            made.try_embedding(config)
         return made
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, Findings):
         raise
     except Exception as error:  # of classes that are not known here
         raise Findings(_not_understood(folder, processor, first_line(error))) from error

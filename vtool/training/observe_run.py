@@ -95,7 +95,7 @@ def _rows(session: Session) -> Iterator[Observed]:
                 )
     processor = session.rows["train"].processor
     learnt, size = session.family.facts.is_learnt, processor.image_processor.size
-    images = {"data.image.backend": processor.image_processor.backend}
+    images = {"data.image.backend": processor.backend}
     if not learnt:  # a rule refuses bounds for others
         frames = session.family.facts.frames_per_image
         images |= {

@@ -41,7 +41,7 @@ def compare_backends(split: str, rows: EncodedRows, ledger: Ledger) -> BackendCo
         return BackendComparison(why_not="no usable row has an image or a video")
     if why := why_no_torchvision():
         return BackendComparison(why_not=f"{why}; servers use it: `vtool serve` tells vLLM not to")
-    backend = rows.processor.image_processor.backend
+    backend = rows.processor.backend
     if rows.processor.whole is not None:
         name = rows.processor.family.facts.name
         return BackendComparison(why_not=f"no second processor is opened for {name}")
