@@ -38,6 +38,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_rows(Path(name), [chat("What?", "It.")])
     said = [{"from": "human", "value": "<image>\nWhat?"}, {"from": "gpt", "value": "Red."}]
     Path("apart.json").write_text(json.dumps([{"image": "red.png", "conversations": said}]))
+    Path("both").mkdir()
+    Path("both/metadata.jsonl").write_text('{"question": "What?", "answer": "It."}\n')
+    write_rows(Path("both/rows.jsonl"), [chat("What?", "It.")])
     Path("img").mkdir()
     Path("img/red.png").touch()
     Path("models/Qwen2.5-VL").mkdir(parents=True)
@@ -65,6 +68,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("train sft 'swift sft --model X'", "vtool validate-config --from ms-swift FILE checks"),
         ("train sft rows.jsonl finetune", "its data.train: finetune 'data.train=[rows.jsonl]'"),
+        (
+            "verify both",
+            "metadata.jsonl:1 is of no known layout, and others in both are of messages",
+        ),
         ("train sft rows.jsnl", "help: did you mean `rows.jsonl`"),
         ("train sft mine/nothere.yaml", "help: give a file that is there; paths begin at "),
         (

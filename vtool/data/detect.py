@@ -71,6 +71,10 @@ def detect(path: str, *, whatever_its_name: bool = False) -> Source:
     if not found:
         raise _nothing(records, unknown, path)
     (name,) = found
+    if (alien := _of_no_layout(records, unknown)) is not None:
+        file = str(records.origin(alien).file)
+        what = f"{records.name(alien)} is of no known layout, and others in {path} are of {name}"
+        raise _uncertain(records, alien, what, f"give each alone, or take {file} out of the folder")
     if unreadable is not None:
         index, command = unreadable
         what = f"{records.name(index)} is a row of {name} whose text has no <image> for its image"
@@ -118,6 +122,15 @@ def _look(
         else:
             readable = True
     return found, unknown, None if readable else next(iter(unreadable.items()), None)
+
+
+def _of_no_layout(records: Records, unknown: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """Return the first row of a file of which all that were looked at are of no known layout."""
+    files: dict[str, list[int]] = {}
+    for index in _first(records) if unknown and isinstance(records, JoinedRows) else ():
+        files.setdefault(str(records.origin(index).file), []).append(index)
+    alien = (rows[0] for rows in files.values() if all(row in unknown for row in rows))
+    return next(alien, None) if len(files) > 1 else None
 
 
 def detected(run: Run) -> Run:
