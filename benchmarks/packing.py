@@ -57,7 +57,17 @@ def _sample(number: int, length: int) -> Sample:
     if number % 2:
         ids[1:7] = torch.tensor([3, *[IMAGE] * 4, 4])
         pixels, grid = torch.randn(16, 1176, generator=generator), torch.tensor([[1, 4, 4]])
-    return Sample(number, ids, labels, Visuals(pixels, grid), (), 1, False, 0, 1)
+    return Sample(
+        number,
+        ids,
+        labels,
+        Visuals({"pixel_values": pixels, "image_grid_thw": grid}, len(grid)),
+        (),
+        1,
+        False,
+        0,
+        1,
+    )
 
 
 def model() -> Any:

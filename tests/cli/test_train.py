@@ -251,5 +251,5 @@ def test_verify_of_a_recipe_audits_every_split(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_verify_of_a_recipe_audits_every_split_and_proves_it(tmp_path: Path) -> None:
     output = vtool(tmp_path, "verify", "digits", "--format", "concise")
-    for words in ("data.train: 6290 rows", "data.validation: 180 rows", "data.test: 359 rows"):
+    for words in ("data.train: 6,290 rows", "data.validation: 180 rows", "data.test: 359 rows"):
         assert words in output

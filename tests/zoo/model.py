@@ -59,10 +59,10 @@ def times_zero(_: Any) -> Any:
 
 def width_of_another(_: Any) -> Any:
     """3 channels × 2 frames × 14 × 14 pixels, whatever the tower's own patches are."""
-    return lambda self, model, device: (
-        torch.zeros(4, 1176, device=device),
-        torch.tensor([[1, 2, 2]], device=device),
-    )
+    return lambda self, model, device: {
+        "pixel_values": torch.zeros(4, 1176, device=device),
+        "image_grid_thw": torch.tensor([[1, 2, 2]], device=device),
+    }
 
 
 def ones(_: Any) -> Any:
