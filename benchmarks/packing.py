@@ -53,21 +53,12 @@ def _sample(number: int, length: int) -> Sample:
     ids = torch.randint(7, 500, (length,), generator=generator)
     labels = ids.clone()
     labels[: length // 2] = -100
-    pixels, grid = None, None
+    visuals = Visuals()
     if number % 2:
         ids[1:7] = torch.tensor([3, *[IMAGE] * 4, 4])
-        pixels, grid = torch.randn(16, 1176, generator=generator), torch.tensor([[1, 4, 4]])
-    return Sample(
-        number,
-        ids,
-        labels,
-        Visuals({"pixel_values": pixels, "image_grid_thw": grid}, len(grid)),
-        (),
-        1,
-        False,
-        0,
-        1,
-    )
+        pixels = torch.randn(16, 1176, generator=generator)
+        visuals = Visuals({"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]])}, 1)
+    return Sample(number, ids, labels, visuals, (), 1, False, 0, 1)
 
 
 def model() -> Any:
