@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from vtool.contents import open_regular
+
 _QUESTIONS = (
     *("question", "instruction", "prompt", "query", "problem", "text_input", "input_text"),
     *("input", "user", "human"),
@@ -112,5 +114,5 @@ def _quoted(text: str) -> str:
 
 
 def _is_list(path: Path) -> bool:
-    with path.open("rb") as stream:
+    with open_regular(path) as stream:
         return stream.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")

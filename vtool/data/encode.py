@@ -166,7 +166,11 @@ def encode_rows(
         if _is_too_costly(one):
             made = {before: made[before] for before in made if before <= place}
             break
-    tokens = _tokens([one.chat for one in opened.values()], processor)
+    # transformers' processor tokenizes a row's text with its images
+    texts_of = [
+        () if processor.whole and one.row.images else one.chat.texts for one in opened.values()
+    ]
+    tokens = _tokens(texts_of, processor)
     for (place, one), own in zip(opened.items(), tokens, strict=True):
         begin(one.index)  # its images
         made[place] = (
@@ -201,16 +205,18 @@ def _opened(index: int, row: Row, processor: Processor, known: Renderings) -> _O
     return _Opened(row, index, clips, split_chat(row, processor, _texts(clips, processor), known))
 
 
-def _tokens(chats: Sequence[ChatTexts], processor: Processor) -> list[list[list[int]] | Exception]:
+def _tokens(
+    chats: Sequence[Sequence[str]], processor: Processor
+) -> list[list[list[int]] | Exception]:
     """Return the token ids of each chat's texts, or what the tokenizer raises for them."""
     tokenizer = processor.tokenizer
     try:
-        ids = iter(tokenize(tokenizer, [text for chat in chats for text in chat.texts]))
+        ids = iter(tokenize(tokenizer, [text for chat in chats for text in chat]))
     except MemoryError:
         raise
     except Exception:  # one by one, it is known whose it is
-        return [_each(tokenize, tokenizer, chat.texts) for chat in chats]
-    return [list(islice(ids, len(chat.texts))) for chat in chats]
+        return [_each(tokenize, tokenizer, chat) for chat in chats]
+    return [list(islice(ids, len(chat))) for chat in chats]
 
 
 def _not_tokenized(row: Row, error: TokenizerPanics) -> Findings:
@@ -228,13 +234,17 @@ def _filled(
 ) -> Sample:
     """Return a row with its images and videos, and cut to its length."""
     row = opened.row
-    if processor.whole is not None:
+    if processor.whole is not None and row.images:
         tokens, visuals, traits = encode_whole(row, opened.chat, processor, processor.whole)
         chat = label_chat(opened.chat, tokens)
         ids, labels = list(chat.ids), list(chat.labels)
     else:
         chat = label_chat(opened.chat, tokens)
-        shown = list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
+        shown = (
+            list(visuals_of(row, opened.clips, processor, measure=measure, as_bytes=as_bytes))
+            if row.images or row.videos
+            else []
+        )
         traits = tuple(trait for visual in shown for trait in visual.traits)
         ids, labels, visuals = expand_placeholders(
             chat.ids, chat.labels, row, iter(shown), processor

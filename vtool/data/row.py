@@ -75,9 +75,13 @@ class Row:
         for message in self.messages:
             yield from texts_of(message)
 
-    def visuals(self) -> Iterator[str]:
-        """Yield `image` or `video` for each of them, in the order in which they are shown."""
-        for message in self.messages:
+    def visuals(self, turns: int | None = None) -> Iterator[str]:
+        """Yield `image` or `video` for each of them, in the order in which they are shown.
+
+        Args:
+            turns: the first messages to look at; None: all.
+        """
+        for message in self.messages[:turns]:
             content = message.get("content")
             if isinstance(content, list):
                 yield from (

@@ -39,12 +39,7 @@ def whole_prompt(
     chat = split_chat(row, processor)
     last = chat.turns[-1]
     texts = _written(chat)[: _PARTS * (len(chat.turns) - 1) + 1]
-    shown = sum(
-        part.get("type") == "image"
-        for message in row.messages[: last.message]
-        for part in message["content"] or ()
-        if isinstance(part, dict)
-    )
+    shown = sum(kind == "image" for kind in row.visuals(last.message))
     pieces, visuals, _ = _encoded(row, texts, row.images[:shown], processor, whole)
     return _joined(pieces), visuals, last.text.removesuffix(last.end)
 

@@ -36,7 +36,8 @@ def any_facts(name: str) -> FamilyFacts:
     return FamilyFacts(
         name=name,
         implementation="vtool.families.any_family:AnyFamily",
-        class_prefix=transformers_types().get(name, "").removesuffix("ForConditionalGeneration"),
+        class_prefix="",
+        own_class=transformers_types().get(name),
         processor="",
         patches=PatchSizes(1, 1, 1),
         video=VideoDefaults(1, 1),

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vtool.families.any_facts import transformers_types
 from vtool.families.family import Family
 from vtool.families.tokens import TokenIds
 
@@ -32,12 +31,6 @@ NO_TOKEN = -1
 
 class AnyFamily(Family):
     """The code of a model type that has none of its own here."""
-
-    def model_class(self) -> Any:
-        """Return transformers' model class."""
-        import transformers
-
-        return getattr(transformers, transformers_types()[self.facts.name])
 
     def computes_as_known(self, module: nn.Module) -> bool:
         """Return False: a class may scale or cap the output of its head behind it."""

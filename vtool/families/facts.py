@@ -152,6 +152,8 @@ class FamilyFacts:
     """True for a type without code of its own here: transformers' processor encodes its images, and
     no fact about patches or videos is one.
     """
+    own_class: str | None = None
+    """The name of transformers' model class, where `class_prefix` does not give it."""
     on_megatron: bool = False
     """True where the language model has been written for megatron-core."""
 
@@ -163,7 +165,7 @@ class FamilyFacts:
     @property
     def model_class_name(self) -> str:
         """The name of transformers' model class, and of vLLM's."""
-        return f"{self.class_prefix}ForConditionalGeneration"
+        return self.own_class or f"{self.class_prefix}ForConditionalGeneration"
 
 
 def linear_layers(

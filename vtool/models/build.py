@@ -25,7 +25,7 @@ from vtool.models.mapped_weights import (
 from vtool.models.model_class import model_class
 from vtool.models.on_meta import parameters_on_meta
 from vtool.models.processor import Processor
-from vtool.models.whole_processor import find_unreached
+from vtool.models.whole_processor import find_unreached, on_meta
 from vtool.releases import enable_checkpointing
 from vtool.words import first_line
 
@@ -65,9 +65,7 @@ def _twin(config: Any, processor: Processor) -> Any:
     from transformers import AutoModelForImageTextToText
 
     assert processor.whole is not None, "only such a family has a twin"
-    with torch.device("meta"):
-        wide = AutoModelForImageTextToText.from_config(config)
-    if sum(one.numel() for one in wide.parameters()) <= _MOST_OF_A_TWIN:
+    if sum(one.numel() for one in on_meta(config).parameters()) <= _MOST_OF_A_TWIN:
         return config
     try:
         made = narrowed(config)
@@ -194,7 +192,7 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
         model.unreached = processor.whole.unreached
         if settings.starts_from == "random":  # a twin, which has other layers
             small = processor.whole.smallest
-            model.unreached = find_unreached(family, model.config, small)
+            model.unreached = find_unreached(family, on_meta(model.config), small)
         if odd := odd_components(family, model):
             raise does_not_load(
                 f"{settings.path}: {', '.join(odd[:3])} and {len(odd)} parameters in all lie in"

@@ -215,9 +215,8 @@ def load_processor(
             `pixels-destroyed`, `processor-backend-missing`, `template-argument-unread`.
     """
     known = load_family(family_name)
-    backend, parts = _opened_parts(folder, known, image or Image(), config_of)
-    config, tokenizer, image_processor, videos, opened = parts
-    whole = None
+    opened = _opened(folder, known, image or Image(), config_of)
+    config, tokenizer, whole = opened.config, opened.tokenizer, None
     if (times := text_growth(tokenizer)) > MOST:
         raise Findings(
             _unusable(
@@ -227,11 +226,11 @@ def load_processor(
     if why := _does_not_encode(tokenizer):
         raise Findings(_unusable(folder, f"the tokenizer fails at a text: {why}"))
     choose_template(tokenizer, folder, data)
-    if opened is not None:
-        whole = learn_processor(known, opened, config, folder)
+    if opened.whole is not None:
+        whole = learn_processor(known, opened.whole, config, folder)
     elif destroyed := check_pixels(
-        image_processor,
-        known.image_processor_class(backend)(**asdict(known.facts.patches)),
+        opened.images,
+        known.image_processor_class(opened.backend)(**asdict(known.facts.patches)),
         folder,
     ):
         raise Findings(destroyed)
@@ -263,10 +262,10 @@ def load_processor(
     return with_sizes(
         Processor(
             tokenizer,
-            image_processor,
+            opened.images,
             known,
             ids,
-            videos,
+            opened.videos,
             whole,
             form=form,
             stops=tuple(dict.fromkeys((ids.end, *stops))),
@@ -282,8 +281,8 @@ def load_processor(
                     else processor_notes(
                         ModelFolder(folder),
                         known.facts,
-                        known.image_processor_class(backend),
-                        lambda given: video_processor(known, given, backend),
+                        known.image_processor_class(opened.backend),
+                        lambda given: video_processor(known, given, opened.backend),
                     )
                 ),
             ),
@@ -295,14 +294,22 @@ def load_processor(
     )
 
 
-def _opened_parts(
-    folder: Path, known: Family, image: Image, config_of: Path | None
-) -> tuple[str, tuple[Any, Any, Any, VideoProcessor | None, Any]]:
-    """Open a folder's files by transformers.
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """Files of a folder, as transformers opens them."""
 
-    Returns:
-        The backend of images; the model's config, the tokenizer, the image and the video processor,
-        and transformers' own processor, of a family whose images it encodes.
+    backend: str
+    """The backend of images."""
+    config: Any
+    tokenizer: Any
+    images: Any
+    videos: VideoProcessor | None = None
+    whole: Any = None
+    """transformers' own processor, of a family whose images it encodes."""
+
+
+def _opened(folder: Path, known: Family, image: Image, config_of: Path | None) -> _Opened:
+    """Open a folder's files by transformers.
 
     Raises:
         Findings: `model-does-not-load`, `processor-backend-missing`.
@@ -335,8 +342,8 @@ def _opened_parts(
                 folder, local_files_only=True, trust_remote_code=False
             )
         if known.facts.is_learnt:
-            opened = open_processor(folder, tokenizer, backend)
-            return backend, (config, tokenizer, opened.image_processor, None, opened)
+            whole = open_processor(folder, tokenizer, backend)
+            return _Opened(backend, config, tokenizer, whole.image_processor, whole=whole)
         images = known.image_processor_class(backend).from_pretrained(folder, local_files_only=True)
         videos = video_processor(known, ModelFolder(folder).video_processor, backend)
     except (KeyboardInterrupt, SystemExit):
@@ -349,7 +356,7 @@ def _opened_parts(
         if isinstance(error, ImportError):  # of a processor that needs a package
             help = "install the package that it names, and try again"
         raise Findings(_unusable(folder, f"{what}: {first_line(error)}", help)) from error
-    return backend, (config, tokenizer, images, videos, None)
+    return _Opened(backend, config, tokenizer, images, videos)
 
 
 @contextmanager

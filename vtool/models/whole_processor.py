@@ -7,15 +7,14 @@ is called as a server calls it, once a row, and what vtool must know is learnt f
 import copy
 import inspect
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from vtool.diagnostics import Diagnostic, Findings
 from vtool.families.family import Family
@@ -97,11 +96,6 @@ class WholeProcessor:
         """Parameters of the tower and the projector that no image reaches: they are not trained."""
         self.rules = self._learn(one)
 
-    @property
-    def tokenizer(self) -> Any:
-        """The tokenizer, as transformers has it."""
-        return self._call.tokenizer
-
     def encode(self, texts: Sequence[str], images: Sequence[Any]) -> WholeRow:
         """Encode the texts of a row, each tokenized by itself, and its images.
 
@@ -140,22 +134,23 @@ class WholeProcessor:
 
     def as_served(self, text: str, images: Sequence[Any]) -> list[int]:
         """Return the token ids that a server makes of a text, which is tokenized in one call."""
-        self.processor.tokenizer = self.tokenizer
-        try:
-            more = {"images": [list(images)]} if images else {}
-            made = self.processor(
-                text=[text], add_special_tokens=False, return_tensors="pt", **more
-            )
-        finally:
-            self.processor.tokenizer = self._call
+        more = {"images": [list(images)]} if images else {}
+        with self._as_opened() as processor:
+            made = processor(text=[text], add_special_tokens=False, return_tensors="pt", **more)
         ids: list[int] = made["input_ids"][0].tolist()
         return ids
 
     def save(self, folder: Path) -> None:
         """Write all files of the processor, as transformers has them."""
-        self.processor.tokenizer = self.tokenizer
+        with self._as_opened() as processor:
+            processor.save_pretrained(folder)
+
+    @contextmanager
+    def _as_opened(self) -> Iterator[Any]:
+        """Give the processor its own tokenizer back, while the context lasts."""
+        self.processor.tokenizer = self._call.tokenizer
         try:
-            self.processor.save_pretrained(folder)
+            yield self.processor
         finally:
             self.processor.tokenizer = self._call
 
@@ -259,7 +254,15 @@ def open_processor(folder: Path, tokenizer: Any, backend: str) -> Any:
     return made
 
 
-def find_unreached(family: Family, config: Any, image: Mapping[str, Tensor]) -> frozenset[str]:
+def on_meta(config: Any) -> Any:
+    """Return a model of which nothing, buffers included, has memory."""
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        return AutoModelForImageTextToText.from_config(config)
+
+
+def find_unreached(family: Family, model: Any, image: Mapping[str, Tensor]) -> frozenset[str]:
     """Return the parameters of the tower and the projector that no image reaches, by name.
 
     As a head of pooling that the class never calls. The forward pass of the smallest image is
@@ -268,19 +271,17 @@ def find_unreached(family: Family, config: Any, image: Mapping[str, Tensor]) -> 
 
     Args:
         family: of the model.
-        config: the model's.
-        image: its inputs.
+        model: as `on_meta` returns it.
+        image: the inputs of its smallest image.
     """
     from transformers import AutoModelForImageTextToText
 
+    model.smallest_image = dict(image)
     try:
-        with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config)
-        model.smallest_image = dict(image)
         reached = _reached(family, model, torch.device("meta"))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         with parameters_on_meta():
-            model = AutoModelForImageTextToText.from_config(config)
+            model = AutoModelForImageTextToText.from_config(model.config)
         model.smallest_image = dict(image)
         with stand_ins(model):
             reached = _reached(family, model, torch.device("cpu"))
@@ -317,8 +318,6 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
     Raises:
         Findings: `processor-not-understood`.
     """
-    from transformers import AutoModelForImageTextToText
-
     chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}]
     if "suffix" in inspect.signature(type(processor).__call__).parameters:
         raise Findings(
@@ -327,8 +326,7 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
             )
         )
     try:
-        with torch.device("meta"):
-            model = AutoModelForImageTextToText.from_config(config)
+        model = on_meta(config)
         inner = getattr(model, "model", model)
         accepted = {
             name
@@ -340,7 +338,7 @@ def learn_processor(family: Family, processor: Any, config: Any, folder: Path) -
             why = f"{type(model).__name__} does not read them among its tokens, as trained here"
             raise Findings(_not_understood(folder, processor, why))
         made = WholeProcessor(processor, accepted, str(text))
-        made.unreached = find_unreached(family, config, made.smallest)
+        made.unreached = find_unreached(family, model, made.smallest)
         try:
             made.try_embedding(with_fewer_layers(copy.deepcopy(config)))
         except Exception:  # of the class, or of what names a layer that is left out
@@ -382,9 +380,14 @@ class _Tokenizer:
     def __len__(self) -> int:
         return len(self.tokenizer)
 
-    def splitting_at(self, border: str) -> "_Splitting":
-        """Split texts with this border while the context lasts."""
-        return _Splitting(self, _Split(border))
+    @contextmanager
+    def splitting_at(self, border: str) -> Iterator[_Split]:
+        """Split the first text with this border, while the context lasts."""
+        self._split = _Split(border)
+        try:
+            yield self._split
+        finally:
+            self._split = None
 
     def of(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts."""
@@ -430,26 +433,6 @@ def _encoding(
     if batched:
         made = {name: [value] for name, value in made.items()}
     return Encoding(made, tensor_type=more.get("return_tensors"))
-
-
-class _Splitting:
-    """A context in which one call of a tokenizer is split."""
-
-    def __init__(self, owner: _Tokenizer, split: _Split) -> None:
-        self.owner, self.split = owner, split
-
-    def __enter__(self) -> _Split:
-        self.owner._split = self.split
-        return self.split
-
-    def __exit__(self, *_: object) -> None:
-        self.owner._split = None
-
-
-def padded_rows(rows: Sequence[Tensor], length: int, left: bool) -> Tensor:
-    """Return token inputs of rows as one tensor [B, length], filled with 0."""
-    sides = [((length - len(row), 0) if left else (0, length - len(row))) for row in rows]
-    return torch.stack([pad(row, side) for row, side in zip(rows, sides, strict=True)])
 
 
 def _pixels(inputs: Mapping[str, Tensor]) -> str:

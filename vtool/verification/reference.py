@@ -332,12 +332,7 @@ def find_answers_by_prompts(
         )
 
     def served(text: str, turns: int) -> list[int]:
-        shown = sum(
-            part.get("type") == "image"
-            for message in row.messages[:turns]
-            for part in message["content"] or ()
-            if isinstance(part, dict)
-        )
+        shown = sum(kind == "image" for kind in row.visuals(turns))
         assert processor.whole is not None
         return processor.whole.as_served(text, pictures[:shown])
 

@@ -10,6 +10,7 @@ from vtool.config.foreign.trainers import TRAINERS
 from vtool.config.foreign.whose import lead, trainer_of
 from vtool.config.given_for_recipe import started_by
 from vtool.config.limits import MOST_BYTES
+from vtool.contents import open_regular
 from vtool.diagnostics import Diagnostic, Findings, Origin
 
 _CLEARLY = 3
@@ -60,7 +61,7 @@ def refuse_another(path: Path, trainer: str) -> None:
     """
     if path.suffix in (".yaml", ".yml", ".json"):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 values = yaml.load(file.read(MOST_BYTES), _LOADER)
         except (OSError, *_UNREADABLE):
             return

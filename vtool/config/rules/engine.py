@@ -26,21 +26,18 @@ NOT_BUILT_ON_ENGINE = Rule(
 def _of_learnt(run: Run, origins: Origins) -> Iterator[Diagnostic]:
     """Yield a finding for each setting that needs code of a family of vtool's own."""
     asked = (
-        ("model.attention", run.model.attention, ("sdpa", "eager")),
-        (
-            "model.gradient_checkpointing",
-            "auto" if run.model.gradient_checkpointing == "auto" else "full",
-            ("full",),
-        ),
+        ("attention", run.model.attention not in ("sdpa", "eager"), "sdpa"),
+        ("gradient_checkpointing", run.model.gradient_checkpointing == "auto", "full"),
     )
-    for name, value, built in asked:
-        if value not in built:
+    for name, not_built, instead in asked:
+        if not_built:
+            setting, value = f"model.{name}", getattr(run.model, name)
             yield Diagnostic(
                 "not-built-on-engine",
-                f"{name} is {value}, which is not proved for models of type {run.model.family}",
-                f"set {name}={built[0]}",
-                name,
-                origins.near(name),
+                f"{setting} is {value}, which is not proved for models of type {run.model.family}",
+                f"set {setting}={instead}",
+                setting,
+                origins.near(setting),
             )
 
 
