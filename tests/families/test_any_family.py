@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +10,18 @@ import pytest
 import torch
 from PIL import Image
 
+from tests.beside_torchvision import run_beside_torchvision
 from tests.commands import run_vtool, vtool
-from tests.families.tiny_folders import TYPES, WITHOUT_TORCHVISION, write_folder
+from tests.families.tiny_folders import write_folder
+from tests.families.tiny_types import TYPES, WITHOUT_TORCHVISION
 from vtool.diagnostics import Findings
 from vtool.families import can_train, family_facts
 from vtool.families.any_facts import transformers_types
 from vtool.families.any_family import AnyFamily
 from vtool.families.twin_config import with_fewer_layers
-from vtool.models.processor import Processor, load_processor
+from vtool.models.processor import load_processor
 
 SETTINGS = {"train": ({"format": "messages", "path": "rows.jsonl"},), "global_batch_size": 1}
-ROOT = Path(__file__).parents[2]
-TORCHVISION = ROOT / ".real-env/torchvision"
 HERE = [
     name if name == "gemma3" else pytest.param(name, marks=pytest.mark.full)
     for name in WITHOUT_TORCHVISION
@@ -134,6 +131,7 @@ def test_the_loss_is_that_of_transformers_on_each_row_alone(
     assert again < loss  # the export opens, and has learnt
 
 
+@torch.no_grad()
 def independent_loss(folder: Path, rows: Path) -> float:
     from transformers import AutoModelForImageTextToText
 
@@ -270,7 +268,7 @@ def test_an_image_token_in_a_text_is_refused_though_the_tokenizer_does_not_list_
     )
     kept = {name: one for name, one in given.items() if one != mark}
     (folder / "tokenizer_config.json").write_text(json.dumps(kept))
-    processor = processor_of(folder, "llava")
+    processor = load_processor(folder, "llava")
     assert mark not in processor.tokenizer.all_special_tokens
     with pytest.raises(Findings, match=f"control-token-in-text.*{mark}"):
         encode_row(row, 0, processor, Data.model_validate(SETTINGS))
@@ -319,26 +317,6 @@ def test_components_are_told_by_names_with_and_without_wrappers() -> None:
         assert family.component(f"module.{name}") == component
 
 
-def beside_torchvision(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    if not TORCHVISION.is_dir():
-        pytest.skip("not run: there is no torchvision (`make real-env`)")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{TORCHVISION}:{ROOT}",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "status"), [("llava", 0), ("gemma3", 1)])
 def test_packed_rows_are_those_alone_or_the_run_ends_before_its_first_step(
@@ -364,11 +342,15 @@ def test_packed_rows_are_those_alone_or_the_run_ends_before_its_first_step(
 def test_every_proof_holds_for_a_type_that_vtool_has_no_code_for(tmp_path: Path, kind: str) -> None:
     """All proofs, those of two ranks, of resuming and of the export among them."""
     rows_file(tmp_path)
-    made = beside_torchvision(tmp_path, "-m", "tests.families.tiny_folders", str(tmp_path), kind)
+    made = run_beside_torchvision(
+        tmp_path, "-m", "tests.families.tiny_folders", str(tmp_path), kind
+    )
     if "requires the num2words" in made.stderr or "`num2words` is required" in made.stderr:
         pytest.skip("not run: num2words is not installed")
     assert made.returncode == 0, made.stderr[-2000:]
-    done = beside_torchvision(tmp_path, "-m", "vtool", "verify", *run(kind), "--format", "json")
+    done = run_beside_torchvision(
+        tmp_path, "-m", "vtool", "verify", *run(kind), "--format", "json", seconds=580
+    )
     results = json.loads(done.stdout)["results"]
     if kind in REFUSED:
         assert REFUSED[kind] in done.stdout
@@ -402,10 +384,6 @@ def test_a_loss_of_routers_that_a_config_asks_for_is_told(
     assert ("0.001 times the router's loss" in out) is told
 
 
-def processor_of(folder: Path, kind: str) -> Processor:
-    return load_processor(folder, kind)
-
-
 def test_a_prompt_has_the_images_that_stand_before_its_answer(tmp_path: Path) -> None:
     from vtool.config.schema import Data
     from vtool.data.encode import encode_prompt, encode_row
@@ -413,7 +391,7 @@ def test_a_prompt_has_the_images_that_stand_before_its_answer(tmp_path: Path) ->
     from vtool.data.sources import Rows
     from vtool.verification.select_rows import InMemoryRows
 
-    processor = processor_of(model_folder(tmp_path, "gemma3"), "gemma3")
+    processor = load_processor(model_folder(tmp_path, "gemma3"), "gemma3")
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "One?"}]},
         {"role": "assistant", "content": "a"},

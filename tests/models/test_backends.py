@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.beside_torchvision import run_beside_torchvision
 from vtool.diagnostics import Findings
 from vtool.models import backends
 from vtool.models.backends import RECORD, choose_backend, recorded_backend
 
 ROOT = Path(__file__).parents[2]
-TORCHVISION = ROOT / ".real-env/torchvision"
 
 
 def folder_of(path: Path, **settings: object) -> Path:
@@ -61,27 +61,11 @@ def test_the_record_is_read_where_transformers_reads(
     assert recorded_backend(tmp_path) is None
 
 
-def with_torchvision(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run Python beside torchvision, whose operators that no processor calls are only declared."""
-    if not TORCHVISION.is_dir():
-        pytest.skip("not run: there is no torchvision (`make real-env`)")
-    environment = {**os.environ, "PYTHONPATH": f"{TORCHVISION}:{ROOT}", "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
 @pytest.mark.full
 def test_pixels_of_all_families_are_those_of_transformers_torchvision_classes(
     tmp_path: Path,
 ) -> None:
-    done = with_torchvision(str(Path(__file__).with_name("torchvision_pixels.py")), cwd=tmp_path)
+    done = run_beside_torchvision(tmp_path, str(Path(__file__).with_name("torchvision_pixels.py")))
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.splitlines()
     assert lines[-1] == "6 families: equal to the bit"
@@ -92,7 +76,7 @@ def test_a_run_keeps_the_backend_that_it_began_with(tmp_path: Path) -> None:
     """Verified, trained, evaluated and resumed with torchvision, and refused without it."""
 
     def vtool(*words: str) -> subprocess.CompletedProcess[str]:
-        return with_torchvision("-m", "vtool", *words, cwd=tmp_path)
+        return run_beside_torchvision(tmp_path, "-m", "vtool", *words)
 
     run = ("train.steps=2", "run.name=seen", "device.kind=cpu")
     done = vtool("train", "sft", "digits", *run)
