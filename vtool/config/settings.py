@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from vtool.config.schema import Run, Settings
-from vtool.config.schema.base import Arrival
+from vtool.config.schema.base import Arrival, OtherWords
 from vtool.diagnostics.near_miss import one_of
 
 _WORDS: dict[Any, str] = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -186,7 +186,8 @@ def takes(annotation: Any, metadata: Sequence[Any] = ()) -> str:
 
 def _takes(annotation: Any, metadata: Sequence[Any]) -> str:
     if typing.get_origin(annotation) is typing.Literal:
-        return one_of(typing.get_args(annotation))
+        more = [each.text for each in metadata if isinstance(each, OtherWords)]
+        return ", or ".join([one_of(typing.get_args(annotation)), *more])
     if typing.get_origin(annotation) is tuple:
         entries = typing.get_args(annotation)
         if entries[-1] is Ellipsis:

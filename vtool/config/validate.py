@@ -234,9 +234,12 @@ def _unknown_choice(error: ErrorDetails, spot: Spot, origins: Origins) -> Diagno
         meant = did_you_mean(near(given, [*words, *transformers_types()]))
         help = f"{meant}; {ANOTHER_FAMILY}" if meant else ANOTHER_FAMILY
     null = ", or null" if nullable(spot.annotation) else ""
+    listed = f"{one_of(words)}{null}"
+    if error["type"] == "literal_error":
+        listed = takes(spot.annotation, spot.metadata)
     return Diagnostic(
         "unknown-choice",
-        f"`{name}` takes {one_of(words)}{null}, not {_seen(given)}",
+        f"`{name}` takes {listed}, not {_seen(given)}",
         help,
         name,
         origins.near(name),

@@ -7,6 +7,13 @@ from pydantic import BaseModel, ConfigDict
 
 
 @dataclass(frozen=True, slots=True)
+class OtherWords:
+    """The mark of a setting that takes more words than its type names: which, in words."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadBack:
     """A setting that is read back from a live object before the first step."""
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, WrapValidator
 
-from vtool.config.schema.base import ActsLater, ReadBack, Settings
+from vtool.config.schema.base import ActsLater, OtherWords, ReadBack, Settings
 from vtool.families import FAMILIES, can_train
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ else:
             lambda given, own: given if isinstance(given, str) and can_train(given) else own(given),
             json_schema_input_type=_Own | str,
         ),
+        OtherWords("another image-text-to-text type of transformers"),
     ]
 
 _BY_CONFIG = ReadBack("vtool.models.observe_model:observe_config")
