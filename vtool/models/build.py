@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from vtool.config.schema import Model
 from vtool.families.any_family import odd_components
@@ -125,8 +124,6 @@ def build_model(
         )
     else:
         model = _build(settings, folder, seed)
-        if processor.whole is not None:
-            _spread_out(model)
     return _finish(model, settings, processor, folder)
 
 
@@ -205,18 +202,6 @@ def _finish(model: Any, settings: Model, processor: Processor, folder: Path) -> 
     if again := settings.recomputed(len(blocks)):
         enable_checkpointing(model, blocks[again:])
     return model.train()
-
-
-def _spread_out(model: nn.Module) -> None:
-    """Give a twin convolutions that keep the size of what goes through them.
-
-    By the small ones that classes begin with, gradients vanish in a stack of them (DeepSeek-OCR 2's
-    tower: below 1e-44), and no proof could tell them from 0.
-    """
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim >= 4:
-                parameter.normal_(std=parameter[0].numel() ** -0.5)
 
 
 @contextmanager
