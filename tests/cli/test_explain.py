@@ -108,7 +108,14 @@ def test_a_group_of_several_kinds_with_those_of_each() -> None:
             "data.train.format",
             ["`messages`: Chats in the layout of OpenAI", "`trl`: Rows in TRL's"],
         ),
-        ("model.family", ["Qwen2.5-VL", "GLM-4.1V", "or another image-text-to-text type of transformers; default"]),
+        (
+            "model.family",
+            [
+                "Qwen2.5-VL",
+                "GLM-4.1V",
+                "or another image-text-to-text type of transformers; default",
+            ],
+        ),
         ("load_check.sources", ["`reusable_buffer`: a ring of buffers", "`shuffled`"]),
         ("sft.optim.lr", ["optim.lr: a number above 0"]),
     ],
